@@ -1,0 +1,194 @@
+"""Configuration: frozen dataclasses filled from one YAML file and `key=value` overrides.
+
+A program declares its keys as (nested) frozen dataclasses. `load` reads them in three layers, each
+winning over the one before: the dataclass defaults, the YAML file, the overrides. A YAML file may
+hold `presets`: a mapping from a value of one top-level key to the settings which that value
+implies, so that `model=smollm2` can bring its own learning rate.
+
+Nothing is guessed: an unknown key, a value of the wrong type or a missing file is a `ConfigError`
+that names the key, and for an unknown key the nearest one that exists.
+"""
+
+import dataclasses
+import difflib
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from rlinf.workers.errors import ConfigError
+
+__all__ = ["build", "keys", "load", "worker_environment"]
+
+T = TypeVar("T")
+Tree = dict[str, Any]
+
+
+def load(cls: type[T], path: Path, overrides: Sequence[str] = (), preset_key: str = "") -> T:
+    """Read `path` and `overrides` ("a.b=value", the value in YAML) into an instance of `cls`.
+
+    Where `preset_key` names a top-level key, the file's `presets[value of that key]` is laid
+    between the file and the overrides. Raises `ConfigError`.
+    """
+    file = _read(path)
+    presets = file.pop("presets", {})
+    given = _parse(overrides)
+    known = keys(cls)
+    for key in _flat(given):
+        inside = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in known)
+        if not inside:
+            raise _unknown(key, known)
+    tree = file
+    if preset_key:
+        choice = given.get(preset_key, file.get(preset_key))
+        if choice not in presets:
+            raise ConfigError(
+                f"{preset_key}={choice} is not known: choose one of {', '.join(sorted(presets))}"
+            )
+        tree = _merge(tree, presets[choice])
+    return build(cls, _merge(tree, given))
+
+
+def build(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
+    """Make an instance of the dataclass `cls` from a nested mapping, checking names and types."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{where or 'the configuration'} must be a mapping, not {tree!r}")
+    hints = typing.get_type_hints(cls)
+    names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    values = {}
+    for name, value in tree.items():
+        path = f"{where}.{name}" if where else str(name)
+        if name not in names:
+            raise _unknown(path, keys(cls, where))
+        values[name] = _convert(hints[name], value, path)
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where or 'the configuration'}: {error}") from error
+
+
+def keys(cls: type, where: str = "") -> dict[str, str]:
+    """Every key of the dataclass `cls`, dotted, with the name of its type."""
+    found = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        path = f"{where}.{name}" if where else name
+        if dataclasses.is_dataclass(hint):
+            found.update(keys(typing.cast(type, hint), path))
+        else:
+            found[path] = getattr(hint, "__name__", str(hint))
+    return found
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """The environment of a worker process that may use `threads` cores."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    kept = {name: os.environ[name] for name in ("LOG_LEVEL",) if name in os.environ}
+    return kept | {name: str(max(1, threads)) for name in names}
+
+
+def _read(path: Path) -> Tree:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys")
+    return tree
+
+
+def _parse(overrides: Sequence[str]) -> Tree:
+    tree: Tree = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"cannot read {text!r}: an override is written key=value")
+        try:
+            parsed = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{key}: {value!r} is not valid YAML") from error
+        node = tree
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                raise ConfigError(f"{key}: {parent} was already given the value {child!r}")
+            node = child
+        node[leaf] = parsed
+    return tree
+
+
+def _flat(tree: Tree, where: str = "") -> list[str]:
+    found = []
+    for name, value in tree.items():
+        path = f"{where}.{name}" if where else name
+        found += _flat(value, path) if isinstance(value, dict) and value else [path]
+    return found
+
+
+def _merge(low: Tree, high: Mapping[str, Any]) -> Tree:
+    merged = dict(low)
+    for name, value in high.items():
+        below = merged.get(name)
+        both = isinstance(below, dict) and isinstance(value, Mapping)
+        merged[name] = _merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _unknown(key: str, known: typing.Iterable[str]) -> ConfigError:
+    """The nearest name is sought among whole paths and, for a bare name, among last parts."""
+    leaf = key.rpartition(".")[2]
+    nearest = max(known, key=lambda k: max(_ratio(key, k), _ratio(leaf, k.rpartition(".")[2])))
+    return ConfigError(f"unknown key {key}: did you mean {nearest}?")
+
+
+def _ratio(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def _convert(hint: Any, value: object, path: str) -> Any:
+    """`value` as the type `hint` says; the exact inverse of what YAML can write."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+        return _convert(hint, value, path)
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), typing.cast(Mapping[str, Any], value), path)
+    if origin is tuple:
+        items = value if isinstance(value, list) else [value]
+        return tuple(_convert(typing.get_args(hint)[0], item, path) for item in items)
+    if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} must be a mapping, not {value!r}")
+        return {k: _convert(typing.get_args(hint)[1], v, f"{path}.{k}") for k, v in value.items()}
+    if origin is typing.Literal:
+        return _one_of(typing.get_args(hint), value, path)
+    return _scalar(hint, value, path)
+
+
+def _one_of(choices: tuple[object, ...], value: object, path: str) -> object:
+    if value not in choices:
+        raise ConfigError(f"{path}={value} is not one of {', '.join(map(str, choices))}")
+    return value
+
+
+def _scalar(hint: type, value: object, path: str) -> object:
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 5e-4, without a dot, as a string
+        except ValueError:
+            pass
+    elif hint is Path and isinstance(value, str):
+        return Path(value)
+    elif hint is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    elif type(value) is hint or hint in (object, typing.Any):
+        return value
+    raise ConfigError(f"{path} must be {hint.__name__}, not {value!r}")

@@ -1,0 +1,181 @@
+"""A run folder: what a training run leaves behind, and what is seen while it goes on.
+
+    metrics.jsonl     one line a step: the step's metrics as given to `Run.record`
+    events.out.*      the same for TensorBoard
+    curve.png         reward over steps, drawn again at the end
+    plan.yaml         the plan which was executed
+    summary.json      the run in eight keys, written once when it ends well
+
+Needs the `run` extra: rich, matplotlib and tensorboard, imported only when a run is opened.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import psutil
+
+from rlinf.workers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.sched import Plan
+
+__all__ = ["Run", "Summary"]
+
+SMOOTHED_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The outcome of a run. Rewards are means over the first and the last five steps."""
+
+    steps: int
+    reward_first: float
+    reward_last: float
+    tokens_per_s: float
+    """Generated tokens over the seconds of all steps."""
+    seconds: float
+    plan: str
+    """The kind of plan: temporal, spatial, hybrid or single."""
+    peak_rss_bytes: int
+    """The largest sum, over this process and all below it, of resident memory at a step's end.
+    Pages which several processes share are counted once for each."""
+
+
+class Run:
+    """Records the steps of one run into `folder` and shows them as a progress bar.
+
+    `with Run(folder, plan) as run: for step in run.steps(n): ...; run.record(step, {...})`.
+    `record` needs the metrics `reward`, `tokens` and `staleness`; it takes any further number.
+    Not thread-safe: one thread drives a run.
+    """
+
+    def __init__(self, folder: Path, plan: "Plan", *, show: bool = True) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._metrics = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}") from error
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeElapsedColumn
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder = folder
+        self._plan = plan
+        self._board = SummaryWriter(str(folder))
+        self._rewards: list[float] = []
+        self._tokens = 0.0
+        self._peak_rss_bytes = 0
+        self._started = self._step_started = time.monotonic()
+        self._stopping = False
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, disable=not show)
+        self._task = self._progress.add_task("GRPO", shown="")
+        plan.save(folder / "plan.yaml")
+
+    @staticmethod
+    def default_folder(app: str) -> Path:
+        """`runs/<app>/<time, to the second>`, relative to where the program was started."""
+        return Path("runs") / app / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        self._metrics.close()
+        self._board.close()
+
+    def stop(self) -> None:
+        """Let the current step be the last one. Safe to call from a signal handler."""
+        self._stopping = True
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Yield 1 .. count, ending early after `stop`."""
+        self._progress.update(self._task, total=count)
+        for step in range(1, count + 1):
+            self._step_started = time.monotonic()
+            yield step
+            if self._stopping:
+                return
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a finished step everywhere."""
+        seconds = time.monotonic() - self._step_started
+        line = {"step": step, "seconds": seconds, **metrics}
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+        self._rewards.append(metrics["reward"])
+        self._tokens += metrics["tokens"]
+        self._peak_rss_bytes = max(self._peak_rss_bytes, _resident_bytes())
+        shown = (
+            f"reward {_mean(self._rewards[-SMOOTHED_STEPS:]):.3f}"
+            f"  {metrics['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
+            f"  staleness {metrics['staleness']:.0f}"
+        )
+        self._progress.update(self._task, completed=step, shown=shown)
+
+    def finish(self) -> Summary:
+        """Draw the curve and write the summary."""
+        seconds = time.monotonic() - self._started
+        summary = Summary(
+            steps=len(self._rewards),
+            reward_first=_mean(self._rewards[:SMOOTHED_STEPS]),
+            reward_last=_mean(self._rewards[-SMOOTHED_STEPS:]),
+            tokens_per_s=self._tokens / seconds,
+            seconds=seconds,
+            plan=self._plan.kind,
+            peak_rss_bytes=self._peak_rss_bytes,
+        )
+        _draw(self._rewards, self.folder / "curve.png")
+        (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
+        return summary
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process and of all that descend from it."""
+    here = psutil.Process()
+    total = 0
+    for process in [here, *here.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def _draw(rewards: list[float], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps = range(1, len(rewards) + 1)
+    smooth = [_mean(rewards[max(0, i - SMOOTHED_STEPS) : i]) for i in steps]
+    axes.plot(steps, rewards, color="tab:blue", alpha=0.35, label="mean of the step's samples")
+    axes.plot(steps, smooth, color="tab:blue", linewidth=2, label=f"mean of {SMOOTHED_STEPS} steps")
+    axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), title="Reward of sampled answers")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)

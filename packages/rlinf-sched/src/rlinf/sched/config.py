@@ -1,0 +1,69 @@
+"""Settings of the planner, and the only place that reads the environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from rlinf.sched.document import Node
+from rlinf.sched.errors import ConfigError
+
+TRACE_FOLDER = "RLINF_TRACE"
+"""Programs write Chrome-trace files into the folder this environment variable names."""
+
+TRACE_KINDS = "RLINF_TRACE_KINDS"
+"""Comma-separated kinds of events wanted in the trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig:
+    """How hard to look for a plan.
+
+    Attributes:
+        micro_batches: the numbers of micro-batches to try; empty: powers of two up to the batch.
+        front_limit: points kept in one front; above it the front is thinned and the plan
+            carries a bound.
+        tolerance: relative width of the cells used when a front is thinned.
+    """
+
+    micro_batches: tuple[int, ...] = ()
+    front_limit: int = 2000
+    tolerance: float = 0.002
+
+    def __post_init__(self) -> None:
+        if any(m < 1 for m in self.micro_batches):
+            raise ConfigError("micro_batches", f"must be positive, are {self.micro_batches}")
+        if self.front_limit < 1:
+            raise ConfigError("front_limit", f"must be positive, is {self.front_limit}")
+        if not 0 < self.tolerance < 1:
+            raise ConfigError("tolerance", f"must be between 0 and 1, is {self.tolerance}")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> "SearchConfig":
+        """Read settings; an unknown key is an error which names the nearest.
+
+        Raises:
+            ConfigError: names the key and the reason.
+        """
+        found = Node(data, "", ConfigError).fields((), [field.name for field in fields(cls)])
+        given = cls()
+        return cls(
+            micro_batches=tuple(m.integer(1) for m in found["micro_batches"].items())
+            if "micro_batches" in found
+            else given.micro_batches,
+            front_limit=found["front_limit"].integer(1)
+            if "front_limit" in found
+            else given.front_limit,
+            tolerance=found["tolerance"].number() if "tolerance" in found else given.tolerance,
+        )
+
+
+def trace_folder() -> Path | None:
+    """The folder for trace files, if a trace is wanted."""
+    folder = os.environ.get(TRACE_FOLDER, "")
+    return Path(folder) if folder else None
+
+
+def traced_environment(folder: Path, kinds: tuple[str, ...]) -> dict[str, str]:
+    """The environment of a program that is to write its trace into ``folder``."""
+    return {**os.environ, TRACE_FOLDER: str(folder), TRACE_KINDS: ",".join(kinds)}

@@ -1,0 +1,136 @@
+"""Reading YAML and JSON so that every complaint names the place and the reason."""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rlinf.sched.errors import DocumentError
+
+PlainData = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value of a document, with its path and the error to raise about it."""
+
+    value: object
+    path: str = "document"
+    error: type[DocumentError] = DocumentError
+    source: str = ""
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise this document's error for this place."""
+        raise self.error(self.path, reason, self.source)
+
+    def child(self, value: object, key: str | int) -> "Node":
+        """The value found under ``key`` or at index ``key``."""
+        step = f"[{key}]" if isinstance(key, int) else (f".{key}" if self.path else key)
+        return Node(value, self.path + step, self.error, self.source)
+
+    def entries(self) -> dict[str, "Node"]:
+        """The entries of a mapping with free keys."""
+        if not isinstance(self.value, Mapping):
+            self.fail(f"expected a mapping, found {_kind(self.value)}")
+        return {str(key): self.child(value, str(key)) for key, value in self.value.items()}
+
+    def fields(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, "Node"]:
+        """The entries of a mapping with fixed keys; unknown and missing ones are errors."""
+        found = self.entries()
+        known = [*required, *optional]
+        for key, node in found.items():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                node.fail(f"unknown key; {hint}")
+        for key in required:
+            if key not in found:
+                self.fail(f"missing key {key!r}")
+        return {key: node for key, node in found.items() if node.value is not None}
+
+    def items(self) -> list["Node"]:
+        """The elements of a list."""
+        if isinstance(self.value, str) or not isinstance(self.value, Sequence):
+            self.fail(f"expected a list, found {_kind(self.value)}")
+        return [self.child(value, index) for index, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        """A non-empty string."""
+        if not isinstance(self.value, str) or not self.value:
+            self.fail(f"expected a text, found {_kind(self.value)}")
+        return self.value
+
+    def flag(self) -> bool:
+        """True or false."""
+        if not isinstance(self.value, bool):
+            self.fail(f"expected true or false, found {_kind(self.value)}")
+        return self.value
+
+    def number(self, minimum: float = 0.0) -> float:
+        """A finite number, at least ``minimum``."""
+        value = self.value
+        if isinstance(value, str):  # YAML 1.1 reads 1e-3 as a text.
+            try:
+                value = float(value)
+            except ValueError:
+                self.fail(f"expected a number, found {self.value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(f"expected a number, found {_kind(value)}")
+        if not math.isfinite(value):
+            self.fail(f"expected a finite number, found {value}")
+        if value < minimum:
+            self.fail(f"must be at least {minimum:g}, is {value:g}")
+        return float(value)
+
+    def integer(self, minimum: int = 0) -> int:
+        """A whole number, at least ``minimum``."""
+        value = self.number(minimum)
+        if value != int(value):
+            self.fail(f"expected a whole number, found {value:g}")
+        return int(value)
+
+
+def load(path: str | Path, error: type[DocumentError]) -> Node:
+    """Read a YAML or JSON file.
+
+    Raises:
+        DocumentError: of the given class, where the file is missing or cannot be parsed.
+    """
+    import yaml
+
+    source = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return Node(yaml.safe_load(text), "", error, source)
+    except OSError as problem:
+        raise error("", f"cannot be read: {problem.strerror or problem}", source) from problem
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+        raise error("", f"is neither YAML nor JSON: {problem}", source) from problem
+
+
+def save(data: PlainData, path: str | Path) -> None:
+    """Write plain data as YAML (as JSON where the name ends so), replacing the file at once."""
+    target = Path(path)
+    if target.suffix == ".json":
+        import json
+
+        text = json.dumps(data, indent=2) + "\n"
+    else:
+        import yaml
+
+        text = yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=100)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return repr(value)

@@ -1,0 +1,1 @@
+"""Models beside the fast things: brute force and an independent simulator."""

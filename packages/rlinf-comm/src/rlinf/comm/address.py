@@ -122,4 +122,4 @@ class Address:
 
 
 def _ends_in_port(rest: str) -> bool:
-    return rest[0] not in "/@" and re.search(r":[0-9]+$", rest) is not None
+    return rest[:1] not in ("", "/", "@") and re.search(r":[0-9]+$", rest) is not None

@@ -5,8 +5,8 @@
     +-- Timeout                    (also TimeoutError) a deadline passed
     |   +-- ConnectTimeout         no connection to the peer within the deadline
     +-- Cancelled                  the handle was cancelled by its holder
-    +-- PeerLost                   (also ConnectionError) the peer died or left during the operation
-    +-- StaleEpoch                 (also ConnectionError) meant for an earlier incarnation of the peer
+    +-- PeerLost                   (also ConnectionError) the peer died or left meanwhile
+    +-- StaleEpoch                 (also ConnectionError) meant for an earlier incarnation
     +-- UnknownWorker              (also LookupError) nobody is registered under this name
     +-- AuthenticationError        the peer does not hold the registry's token
     +-- ProtocolError              the peer speaks another version, or sent what makes no sense
@@ -77,7 +77,7 @@ class Timeout(CommError, TimeoutError):
 
 
 class ConnectTimeout(Timeout):
-    """No connection to the peer within the deadline: not registered, not running or not reachable."""
+    """No connection to the peer in time: not registered, not running or not reachable."""
 
 
 class Cancelled(CommError):
@@ -97,7 +97,7 @@ class PeerLost(CommError, ConnectionError):
 
 
 class StaleEpoch(CommError, ConnectionError):
-    """Meant for an incarnation of the peer that has since been replaced (`epoch` is the new one)."""
+    """Meant for an incarnation that has since been replaced (`epoch` is the new one)."""
 
     FIELDS = ("epoch", "operation", "peer")
     peer: WorkerId | None

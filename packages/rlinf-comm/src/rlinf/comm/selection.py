@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlinf.comm.address import WorkerId
-from rlinf.comm.device import Located, Locality, locality
+from rlinf.comm.device import Locality, Located, locality
 from rlinf.comm.errors import ConfigError, NoTransport
 
 

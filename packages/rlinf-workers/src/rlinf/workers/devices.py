@@ -1,0 +1,104 @@
+"""Devices of a cluster by name, and the arithmetic of sharing them among the ranks of a group.
+
+A device is "core:0" or "cuda:0"; in a cluster of several nodes "node/core:0". The index of a core
+counts the cores a process may run on, so it is valid inside a container or under taskset too.
+Pure: nothing here asks the machine, except `local_cores`.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlinf.sched import Placement
+
+from rlinf.workers.errors import InfeasiblePlacement
+
+__all__ = ["Node", "device_names", "local_cores", "node_of", "rank_devices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that can run workers: its name and how many devices of each kind it has."""
+
+    name: str
+    devices: tuple[tuple[str, int], ...]
+
+
+def local_cores() -> tuple[str, ...]:
+    """Names of the cores this process may run on."""
+    return tuple(f"core:{index}" for index in range(len(os.sched_getaffinity(0))))
+
+
+def device_names(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Names of all devices; nodes which have none (a head node with 0 CPUs) are left out."""
+    able = [node for node in nodes if any(count > 0 for _, count in node.devices)]
+    return tuple(
+        f"{node.name}/{kind}:{index}" if len(able) > 1 else f"{kind}:{index}"
+        for node in able
+        for kind, count in node.devices
+        for index in range(count)
+    )
+
+
+def node_of(device: str) -> str:
+    """The name of the device's node; empty in a cluster of one node."""
+    return device.rpartition("/")[0]
+
+
+def rank_devices(
+    group: str, count: int, placement: Placement | None, available: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
+    """The devices of each rank: equal shares of the placement's, in order.
+
+    Raises:
+        InfeasiblePlacement: A device is not there, the shares are not equal, or a rank's devices
+            lie on more than one node, which no process can span.
+    """
+    if count < 1:
+        raise InfeasiblePlacement(
+            f"group {group}: count is {count}, it needs a worker at least",
+            group=group,
+            needed=1,
+            available=count,
+        )
+    if placement is None or not placement.devices:
+        return ((),) * count
+    wanted = placement.devices
+    _check_present(group, wanted, available)
+    if len(wanted) % count:
+        raise InfeasiblePlacement(
+            f"group {group}: {len(wanted)} devices ({', '.join(wanted)}) cannot be shared equally "
+            f"by {count} workers; use a count that divides {len(wanted)}",
+            group=group, needed=count, available=len(wanted),
+        )  # fmt: skip
+    size = len(wanted) // count
+    shares = tuple(wanted[rank * size : (rank + 1) * size] for rank in range(count))
+    for rank, share in enumerate(shares):
+        _check_one_node(f"{group}/{rank}", share)
+    return shares
+
+
+def _check_present(group: str, wanted: Sequence[str], available: Sequence[str]) -> None:
+    missing = [device for device in wanted if device not in available]
+    if not missing:
+        return
+    has = Counter(device.partition(":")[0] for device in available)
+    needs = Counter(device.partition(":")[0] for device in wanted)
+    sums = "; ".join(f"{kind}: {n} asked for, {has[kind]} there" for kind, n in needs.items())
+    raise InfeasiblePlacement(
+        f"group {group} needs {', '.join(missing)}, which the cluster does not have ({sums}; the "
+        f"cluster has {', '.join(available) or 'no devices'}); plan for the devices there are",
+        group=group, needed=len(wanted), available=len(wanted) - len(missing),
+    )  # fmt: skip
+
+
+def _check_one_node(worker: str, share: Sequence[str]) -> None:
+    nodes = Counter(node_of(device) for device in share)
+    if len(nodes) > 1:
+        parts = " + ".join(f"{n} on {node or 'the head'}" for node, n in nodes.items())
+        raise InfeasiblePlacement(
+            f"worker {worker} needs {len(share)} devices on one node, but its share is {parts}: "
+            f"the most on one node is {max(nodes.values())}; use more, smaller workers",
+            group=worker.rpartition("/")[0], needed=len(share), available=max(nodes.values()),
+        )  # fmt: skip

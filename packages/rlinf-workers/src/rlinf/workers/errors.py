@@ -1,0 +1,141 @@
+"""What can go wrong with workers, their placement and their calls.
+
+::
+
+    WorkerError
+    ├── ConfigError           a configuration that cannot be used; the message names the key
+    ├── InfeasiblePlacement   more devices asked for than there are, with the arithmetic
+    ├── MethodUnknown         (also AttributeError) the worker class has no such public method
+    ├── StartError            the launcher or a worker's constructor failed
+    ├── CallError             a method raised on a worker; has the remote traceback
+    │   └── StageError        it was a stage: its iteration cannot be completed
+    ├── Aborted               the call was given up because another one of its iteration failed
+    ├── WorkerDied            a worker ended for good and the job with it
+    └── ClusterClosed         the cluster was closed while the call was under way
+
+An error is rebuilt from `type(error)(error.message, **error.attributes)`, which is how it travels
+from a worker to its caller (and pickles).
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+__all__ = [
+    "Aborted",
+    "CallError",
+    "ClusterClosed",
+    "ConfigError",
+    "InfeasiblePlacement",
+    "MethodUnknown",
+    "StageError",
+    "StartError",
+    "WorkerDied",
+    "WorkerError",
+    "explain",
+]
+
+
+class WorkerError(Exception):
+    """Base of all errors of this package: catch it to catch them all.
+
+    Args:
+        message: What failed, on which worker, and what to do about it.
+        attributes: Values of the class's `FIELDS`; those not given are None.
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str, **attributes: object) -> None:
+        super().__init__(message)
+        unknown = attributes.keys() - set(self.FIELDS)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no attribute {sorted(unknown)}")
+        self.message = message
+        for field in self.FIELDS:
+            setattr(self, field, attributes.get(field))
+
+    @property
+    def attributes(self) -> dict[str, object]:
+        """The values of `FIELDS` that were given, by name."""
+        return {f: value for f in self.FIELDS if (value := getattr(self, f)) is not None}
+
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
+        return _rebuild, (type(self), self.message, self.attributes)
+
+
+def _rebuild(kind: type[WorkerError], message: str, attributes: dict[str, object]) -> Any:
+    return kind(message, **attributes)
+
+
+class ConfigError(WorkerError):
+    """A configuration that cannot be used: the message names the key and the nearest known one."""
+
+
+class InfeasiblePlacement(WorkerError):
+    """The cluster cannot hold what was asked for; the message has the arithmetic."""
+
+    FIELDS = ("available", "group", "needed")
+    group: str | None
+    needed: int | None
+    available: int | None
+
+
+class MethodUnknown(WorkerError, AttributeError):
+    """The worker class has no public method of this name."""
+
+
+class StartError(WorkerError):
+    """A process could not be started, or the worker's constructor raised in it."""
+
+    FIELDS = ("traceback", "worker")
+    worker: str | None
+    traceback: str | None
+
+
+class CallError(WorkerError):
+    """A method raised on a worker. `kind` is that error's class, `traceback` its text."""
+
+    FIELDS = ("kind", "method", "traceback", "worker")
+    worker: str | None
+    method: str | None
+    kind: str | None
+    traceback: str | None
+
+
+class StageError(CallError):
+    """A stage raised on a worker; what it had not committed is not in the output channel."""
+
+
+class Aborted(WorkerError):
+    """The call was given up because its iteration cannot be completed any more."""
+
+    FIELDS = ("because", "worker")
+    worker: str | None
+    because: str | None
+
+
+class WorkerDied(WorkerError):
+    """A worker ended and may not (or no longer) be restarted: the job stops.
+
+    `cause` says how it ended, as far as the launcher knows; `pid` is its process.
+    """
+
+    FIELDS = ("cause", "pid", "worker")
+    worker: str | None
+    cause: str | None
+    pid: int | None
+
+
+class ClusterClosed(WorkerError):
+    """The cluster was closed before the call was done."""
+
+
+def explain(error: BaseException) -> str:
+    """One paragraph for the screen: the first cause, without a traceback.
+
+    An `Aborted` call is only a consequence, so its cause is told in its place.
+    """
+    if isinstance(error, Aborted) and error.because:
+        return error.because
+    text = " ".join(str(error).split())
+    return text if isinstance(error, WorkerError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,91 @@
+"""What a stage did, chunk by chunk: the one source for graph, profile, trace and drift.
+
+Times are seconds since the Unix epoch, comparable between processes of a host; each record's
+durations are differences of a monotonic clock laid on its start.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["ChunkRecord", "RecordSink", "StageReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """One chunk's way through a stage on one worker.
+
+    Attributes:
+        worker: "group/rank".
+        stage: Name of the method.
+        iteration: Number of the iteration that the chunk belongs to.
+        input: Name of the channel the chunk came from.
+        output: Name of the channel its results went to; empty for the last stage.
+        start: When the stage's function was called (its devices held and loaded).
+        end: When it had returned and its last output was committed.
+        waited_s: Time spent waiting for the chunk.
+        locked_s: Time spent waiting for the devices and loading onto them (0: not shared).
+        items_in: Items of the chunk.
+        items_out: Outputs committed.
+        bytes_in: Encoded size of the items.
+        tokens: Sum of `Worker.count_tokens` over the outputs (over the items for the last stage).
+        emitted: When each output was committed, one time an output, ascending.
+    """
+
+    worker: str
+    stage: str
+    iteration: int
+    input: str
+    output: str
+    start: float
+    end: float
+    waited_s: float
+    locked_s: float
+    items_in: int
+    items_out: int
+    bytes_in: int
+    tokens: int
+    emitted: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Time of work, without the waits before it."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """The outcome of a stage call on one rank: the value of its Handle, one a rank.
+
+    Attributes:
+        values: What the function returned for each chunk, where there is no output channel.
+        result: What the `finish` method of the stage returned; None without one.
+    """
+
+    worker: str
+    stage: str
+    iteration: int
+    records: tuple[ChunkRecord, ...]
+    values: tuple[Any, ...] = ()
+    result: Any = None
+
+    @property
+    def items(self) -> int:
+        """Items taken."""
+        return sum(record.items_in for record in self.records)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens handled."""
+        return sum(record.tokens for record in self.records)
+
+    @property
+    def seconds(self) -> float:
+        """Time of work, without waits."""
+        return sum(record.seconds for record in self.records)
+
+
+class RecordSink(Protocol):
+    """Takes the records of a finished stage call; must not block."""
+
+    def __call__(self, record: ChunkRecord) -> None:
+        """Called once a chunk, on the thread that completes the call."""

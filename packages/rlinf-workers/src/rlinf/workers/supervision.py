@@ -1,0 +1,317 @@
+"""Who lives, who is restarted, which call goes where and when the job is over. No I/O.
+
+`Supervision.step(event, now) -> commands`. Every call is held here until a worker has answered
+it, and is sent again to the next incarnation if its worker dies before that. So a call to a
+restartable worker is carried out at least once, and the results of exactly one run are returned;
+what a stage had committed before is not leased again.
+
+Incarnations are counted 0, 1, 2 ... a worker; an event about an older one is ignored. `now` is in
+seconds on the caller's monotonic clock.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from rlinf.workers.errors import StartError, WorkerDied, WorkerError
+
+__all__ = [
+    "Answered",
+    "Command",
+    "Died",
+    "Event",
+    "Fail",
+    "Heard",
+    "Join",
+    "Kill",
+    "Launch",
+    "Limits",
+    "Ping",
+    "Release",
+    "Send",
+    "Started",
+    "Stop",
+    "Submit",
+    "Supervision",
+    "Tick",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines of supervision.
+
+    Attributes:
+        start_s: From launch until the worker is constructed and has said so.
+        silence_s: Without an answer to a ping for this long, a worker counts as dead.
+        heartbeat_s: How often `Tick` comes, and each worker is pinged.
+    """
+
+    start_s: float = 180.0
+    silence_s: float = 30.0
+    heartbeat_s: float = 2.0
+
+
+# -- events: what has happened --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A worker belongs to the job from now on and may be restarted so many times in a row."""
+
+    worker: str
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Somebody calls the worker; `call` is a number used once."""
+
+    worker: str
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """This incarnation is constructed and takes calls."""
+
+    worker: str
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """This incarnation has answered the call, with a value or an error."""
+
+    worker: str
+    incarnation: int
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """This incarnation has answered a ping."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """This incarnation is gone. `fault`: its constructor raised, so trying again is in vain."""
+
+    worker: str
+    incarnation: int
+    cause: str
+    fault: StartError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Join | Submit | Started | Answered | Heard | Died | Tick
+
+# -- commands: what is to be done -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a process for this incarnation."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the call to this incarnation; it must answer with `Answered`."""
+
+    worker: str
+    incarnation: int
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask this incarnation for a sign of life."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """See to it that this incarnation is gone, however it got there."""
+
+    worker: str
+    incarnation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The call is done: give its answer to whoever waits."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The call will never be answered: give this error to whoever waits."""
+
+    call: int
+    error: WorkerError
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job is over, because of this error; all calls have failed with it."""
+
+    error: WorkerError
+
+
+Command = Launch | Send | Ping | Kill | Release | Fail | Stop
+
+
+@dataclass(slots=True)
+class _Member:
+    """One worker, whatever its incarnation."""
+
+    restarts: int
+    since: float
+    incarnation: int = 0
+    pid: int | None = None
+    running: bool = False
+    deaths: int = 0
+    """In a row: a call that is done sets it back."""
+    heard: float = 0.0
+    pinged: bool = False
+    calls: dict[int, None] = field(default_factory=dict)
+    """Not yet answered, in order of submission."""
+
+
+class Supervision:
+    """The state of a job's workers. Not thread-safe: one thread at a time may step it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._members: dict[str, _Member] = {}
+        self._stopped: WorkerError | None = None
+        self._ticked: float | None = None
+
+    @property
+    def stopped(self) -> WorkerError | None:
+        """Why the job is over; None while it is not."""
+        return self._stopped
+
+    @property
+    def incarnations(self) -> Mapping[str, int]:
+        """The current incarnation of every worker."""
+        return MappingProxyType({w: member.incarnation for w, member in self._members.items()})
+
+    def is_running(self, worker: str) -> bool:
+        """Whether its current incarnation takes calls."""
+        return self._members[worker].running
+
+    def step(self, event: Event, now: float) -> list[Command]:
+        """Take in one event and say what to do, in that order."""
+        if self._stopped is not None:
+            return [Fail(event.call, self._stopped)] if isinstance(event, Submit) else []
+        return list(self._step(event, now))
+
+    def _step(self, event: Event, now: float) -> Iterator[Command]:
+        if isinstance(event, Tick):
+            yield from self._tick(now)
+        elif isinstance(event, Join):
+            self._members[event.worker] = _Member(restarts=event.restarts, since=now)
+            yield Launch(event.worker, 0)
+        elif isinstance(event, Submit):
+            member = self._members[event.worker]
+            member.calls[event.call] = None
+            if member.running:
+                yield Send(event.worker, member.incarnation, event.call)
+        else:
+            member = self._members[event.worker]
+            if event.incarnation != member.incarnation:
+                return
+            if isinstance(event, Started):
+                yield from self._start(event, member, now)
+            elif isinstance(event, Answered):
+                yield from _answer(event, member, now)
+            elif isinstance(event, Heard):
+                member.heard, member.pinged = now, False
+            else:
+                yield from self._die(event, member, now)
+
+    def _start(self, event: Started, member: _Member, now: float) -> Iterator[Command]:
+        member.running, member.pid, member.heard, member.pinged = True, event.pid, now, False
+        for call in member.calls:
+            yield Send(event.worker, member.incarnation, call)
+
+    def _die(self, event: Died, member: _Member, now: float) -> Iterator[Command]:
+        yield Kill(event.worker, event.incarnation, event.cause)
+        if event.fault is not None and member.incarnation == 0:
+            yield from self._stop(event.fault)
+            return
+        if member.deaths >= member.restarts:
+            yield from self._stop(_died(event, member))
+            return
+        member.deaths += 1
+        member.incarnation += 1
+        member.running, member.since, member.pid = False, now, None
+        yield Launch(event.worker, member.incarnation)
+
+    def _stop(self, error: WorkerError) -> Iterator[Command]:
+        self._stopped = error
+        for member in self._members.values():
+            for call in member.calls:
+                yield Fail(call, error)
+            member.calls.clear()
+        yield Stop(error)
+
+    def _tick(self, now: float) -> Iterator[Command]:
+        # A pause of this very process (a suspended laptop, a debugger) is nobody else's silence.
+        late = 0.0 if self._ticked is None else now - self._ticked - self.limits.heartbeat_s
+        pause = late if late > self.limits.heartbeat_s else 0.0
+        self._ticked = now
+        for worker, member in self._members.items():
+            member.heard += pause
+            member.since += pause
+            if not member.running and now - member.since > self.limits.start_s:
+                cause = f"it did not start within {self.limits.start_s:g} s"
+            elif member.running and now - member.heard > self.limits.silence_s:
+                silence = self.limits.silence_s
+                cause = (
+                    f"it gave no sign of life for {silence:g} s (stopped or hung) and was killed"
+                )
+            else:
+                if member.running and not member.pinged:
+                    member.pinged = True
+                    yield Ping(worker, member.incarnation)
+                continue
+            yield from self._die(Died(worker, member.incarnation, cause), member, now)
+            if self._stopped is not None:
+                return
+
+
+def _answer(event: Answered, member: _Member, now: float) -> Iterator[Command]:
+    member.heard, member.deaths = now, 0
+    if event.call in member.calls:
+        del member.calls[event.call]
+        yield Release(event.call)
+
+
+def _died(event: Died, member: _Member) -> WorkerError:
+    process = f" (process {member.pid})" if member.pid else ""
+    if member.restarts:
+        times = f"{member.deaths + 1} times in a row without finishing a call"
+        tried = f"; it died {times} and may be restarted {member.restarts} times"
+    else:
+        tried = "; its state cannot be rebuilt, so it is not restarted"
+    message = f"worker {event.worker}{process} died: {event.cause}{tried}. The job was stopped"
+    if event.fault is not None:
+        return StartError(message, worker=event.worker, traceback=event.fault.traceback)
+    return WorkerDied(message, worker=event.worker, cause=event.cause, pid=member.pid)

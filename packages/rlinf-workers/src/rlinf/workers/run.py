@@ -10,6 +10,7 @@ Needs the `run` extra: rich, matplotlib and tensorboard, imported only when a ru
 """
 
 import json
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -52,7 +53,8 @@ class Run:
 
     `with Run(folder, plan) as run: for step in run.steps(n): ...; run.record(step, {...})`.
     `record` needs the metrics `reward`, `tokens` and `staleness`; it takes any further number.
-    Not thread-safe: one thread drives a run.
+    Inside the context Ctrl-C lets the current step be the last one; a second Ctrl-C raises
+    `KeyboardInterrupt` at once. Not thread-safe: the main thread drives a run.
     """
 
     def __init__(self, folder: Path, plan: "Plan", *, show: bool = True) -> None:
@@ -72,7 +74,7 @@ class Run:
         self._tokens = 0.0
         self._peak_rss_bytes = 0
         self._started = self._step_started = time.monotonic()
-        self._stopping = False
+        self._stepping = self._stopping = False
         columns = (
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -90,22 +92,30 @@ class Run:
         return Path("runs") / app / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
     def __enter__(self) -> Self:
+        self._previous_handler = signal.signal(signal.SIGINT, self._interrupted)
         self._progress.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
+        signal.signal(signal.SIGINT, self._previous_handler)
         self._progress.stop()
         self._metrics.close()
         self._board.close()
 
-    def stop(self) -> None:
-        """Let the current step be the last one. Safe to call from a signal handler."""
+    def _interrupted(self, *_: object) -> None:
+        if self._stopping or not self._stepping:
+            raise KeyboardInterrupt
         self._stopping = True
+        self._progress.console.print("finishing this step; Ctrl-C again stops at once")
 
     def steps(self, count: int) -> Iterator[int]:
-        """Yield 1 .. count, ending early after `stop`."""
+        """Yield 1 .. count, ending early after Ctrl-C."""
+        self._stepping = True
         self._progress.update(self._task, total=count)
         for step in range(1, count + 1):
             self._step_started = time.monotonic()

@@ -1,0 +1,120 @@
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from rlinf.workers.config import build, keys, load
+from rlinf.workers.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Inner:
+    lr: float = 1e-3
+    warmup_steps: int = 0
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer:
+    model: str = "tiny"
+    steps: int = 10
+    launcher: Literal["ray", "inline"] = "ray"
+    folder: Path | None = None
+    trainer: Inner = field(default_factory=Inner)
+    channels: dict[str, Inner] = field(default_factory=dict)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: tiny\nsteps: 20\npresets:\n  tiny: {trainer: {lr: 0.5}}\n"
+        "  big: {steps: 7, trainer: {lr: 3e-5}}\n"
+    )
+    return path
+
+
+def test_overrides_win_over_preset_over_file_over_defaults(file: Path) -> None:
+    plain = load(Outer, file, preset_key="model")
+    assert (plain.steps, plain.trainer.lr, plain.trainer.warmup_steps) == (20, 0.5, 0)
+    big = load(Outer, file, ["model=big", "trainer.warmup_steps=4"], preset_key="model")
+    assert (big.steps, big.trainer.lr, big.trainer.warmup_steps) == (7, 3e-5, 4)
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("trainer.lrr=1", "trainer.lr"),
+        ("lr=1", "trainer.lr"),
+        ("trainr.lr=1", "trainer.lr"),
+        ("step=3", "steps"),
+        ("laucher=inline", "launcher"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(
+    file: Path, override: str, nearest: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {nearest}\\?"):
+        load(Outer, file, [override], preset_key="model")
+
+
+def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("trainer: {warmup: 3}\n")
+    with pytest.raises(ConfigError, match=r"trainer\.warmup: did you mean trainer\.warmup_steps"):
+        load(Outer, path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps=many", "steps must be int"),
+        ("steps=true", "steps must be int"),
+        ("steps=2.5", "steps must be int"),
+        ("trainer.lr=fast", "trainer.lr must be float"),
+        ("launcher=slurm", "launcher=slurm is not one of ray, inline"),
+        ("model=huge", "choose one of big, tiny"),
+        ("steps", "written key=value"),
+        ("trainer=3", "trainer must be a mapping"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_names_its_key(file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(Outer, file, [override], preset_key="model")
+
+
+def test_values_are_read_as_yaml_writes_them(file: Path) -> None:
+    given = ["trainer.lr=5e-4", "trainer.names=[a, b]", "folder=/tmp/x", "channels.q.lr=2"]
+    config = load(Outer, file, given, preset_key="model")
+    assert config.trainer.lr == 5e-4
+    assert config.trainer.names == ("a", "b")
+    assert config.folder == Path("/tmp/x")
+    assert config.channels["q"].lr == 2.0
+
+
+def test_a_missing_or_broken_file_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        load(Outer, tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1")
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        load(Outer, broken)
+
+
+def test_every_key_is_listed_with_its_kind() -> None:
+    assert keys(Outer)["trainer.lr"] == "float"
+    assert "trainer" not in keys(Outer)
+
+
+def test_a_refused_value_of_the_dataclass_itself_is_a_configuration_error() -> None:
+    @dataclass(frozen=True)
+    class Positive:
+        n: int = 1
+
+        def __post_init__(self) -> None:
+            if self.n < 1:
+                raise ValueError("n must be at least 1")
+
+    with pytest.raises(ConfigError, match="n must be at least 1"):
+        build(Positive, {"n": 0})

@@ -17,6 +17,8 @@ def plain_tree(tree: Tree) -> PlainData:
             data["micro_batches"] = tree.micro_batches
         if tree.device_type:
             data["device_type"] = tree.device_type
+        if tree.cores:
+            data["cores"] = tree.cores
         return data
     if isinstance(tree, Loop):
         members = [plain_tree(member) for member in tree.members]
@@ -51,12 +53,13 @@ def read_tree(node: Node) -> Tree:
 
 
 def _read_leaf(node: Node) -> Leaf:
-    fields = node.fields(("component", "devices"), ("micro_batches", "device_type"))
+    fields = node.fields(("component", "devices"), ("micro_batches", "device_type", "cores"))
     return Leaf(
         component=fields["component"].text(),
         devices=fields["devices"].integer(1),
         micro_batches=fields["micro_batches"].integer(1) if "micro_batches" in fields else None,
         device_type=fields["device_type"].text() if "device_type" in fields else ANY_TYPE,
+        cores=fields["cores"].integer() if "cores" in fields else 0,
     )
 
 

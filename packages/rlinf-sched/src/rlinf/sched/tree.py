@@ -22,12 +22,14 @@ class Leaf:
         micro_batches: into how many parts it cuts the iteration's batch; None: as the innermost
             ``Spatial`` around it says, and one part where there is none.
         device_type: which type of device, where the plan has several.
+        cores: processor cores it is given; 0: as many as it likes.
     """
 
     component: str
     devices: int
     micro_batches: int | None = None
     device_type: str = ANY_TYPE
+    cores: int = 0
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -149,7 +151,8 @@ def draw(tree: Tree, indent: int = 0) -> str:
     if isinstance(tree, Leaf):
         parts = f", {tree.micro_batches} micro-batches" if tree.micro_batches else ""
         kind = f" of {tree.device_type}" if tree.device_type else ""
-        return f"{pad}{tree.component}: {_count(tree.devices)}{kind}{parts}"
+        cores = f", {tree.cores} cores" if tree.cores else ""
+        return f"{pad}{tree.component}: {_count(tree.devices)}{kind}{cores}{parts}"
     if isinstance(tree, Loop):
         head = f"{pad}loop: {tree.rounds} rounds, {tree.parts} part(s)"
         return "\n".join([head, *(draw(member, indent + 1) for member in tree.members)])

@@ -1,0 +1,357 @@
+"""Search for the quickest plan: dynamic programming over convex sets of the workflow.
+
+Every cut of a set into a down-set and the rest is tried, side by side for every number of
+micro-batches, and in turn. What is kept of a set is a front, see :mod:`rlinf.sched.front`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlinf.sched import algebra, compose
+from rlinf.sched.algebra import Labels
+from rlinf.sched.compose import Wiring
+from rlinf.sched.config import SearchConfig
+from rlinf.sched.cost import CostModel, bits
+from rlinf.sched.front import Front, Op, Origin, join, prune
+from rlinf.sched.machine import Counts
+from rlinf.sched.pairing import in_turn, side_by_side
+
+SLACK = 1 + 1e-9
+
+DAG_SLACK = 1.25
+"""Where departures meet, plans may be priced too high: those up to this factor above the best
+are laid out in time before one is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A convex set in two: nothing of ``second`` feeds ``first``."""
+
+    first: int
+    second: int
+    edge: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A set of components, and those outside that its pipeline touches (bit masks).
+
+    Attributes:
+        takes: members fed by a pipelined neighbour.
+        gives: members that feed one.
+        parts: micro-batches of the segment.
+        beside: components idle in the memory of the same devices.
+    """
+
+    members: int
+    takes: int = 0
+    gives: int = 0
+    parts: int = 1
+    beside: int = 0
+
+    def part(self, members: int, fed: int, feeding: int) -> "Task":
+        """A part of the set, with further neighbours within the set."""
+        takes = (self.takes | fed) & members
+        gives = (self.gives | feeding) & members
+        return Task(members, takes, gives, self.parts, self.beside)
+
+
+@dataclass(slots=True)
+class Searcher:
+    """One search; fronts are remembered by their task.
+
+    Attributes:
+        model: prices.
+        config: limits.
+        ceiling: only plans quicker than this matter.
+        sizes: how many options of each component to look at at most; 0: all.
+    """
+
+    model: CostModel
+    config: SearchConfig
+    ceiling: float = np.inf
+    sizes: int = 0
+    _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
+    _cuts: dict[int, list[Cut]] = field(default_factory=dict)
+    _floors: list[float] = field(default_factory=list)
+    _least: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def best(self) -> Front:
+        """The quickest plans of the whole workflow within all resources, at most one a use."""
+        everything = (1 << len(self.model.names)) - 1
+        self._floors = self._lower_bounds()
+        return self.front(Task(everything))
+
+    def front(self, task: Task, blocks: bool = False) -> Front:
+        """The front of a task; ``blocks``: only single components and plans in turn."""
+        if not task.takes and not task.gives:
+            task = Task(task.members, beside=task.beside)
+        key = (task, blocks)
+        if key not in self._fronts:
+            self._fronts[key] = self._single(task) or self._composed(task, blocks)
+        return self._fronts[key]
+
+    def whole(self, task: Task) -> Front:
+        """The set run outside the pipeline, seen by the pipeline around it."""
+        inner = self.front(Task(task.members, beside=task.beside))
+        if not task.takes and not task.gives:
+            return inner
+        labels = algebra.whole(
+            inner.labels.x(), bool(task.takes), bool(task.gives), task.parts
+        )
+        rows = np.arange(len(inner))
+        origin = Origin("whole", inner)
+        return Front(
+            inner.used, labels, (origin,), np.zeros_like(rows), rows, rows, inner.ordered,
+            inner.bound,
+        )  # fmt: skip
+
+    def cuts(self, members: int) -> list[Cut]:
+        """All cuts of a convex set."""
+        if members not in self._cuts:
+            self._cuts[members] = list(self._down_sets(members))
+        return self._cuts[members]
+
+    def _down_sets(self, members: int) -> Iterator[Cut]:
+        model = self.model
+        inside = sorted(bits(members), key=lambda i: (model.anc[i] & members).bit_count())
+        found = [0]
+        for i in inside:
+            needed = model.anc[i] & members
+            found += [s | 1 << i for s in found if s & needed == needed]
+        for first in found:
+            second = members & ~first
+            if first and second:
+                yield Cut(first, second, any(model.succ[i] & second for i in bits(first)))
+
+    # Single components
+
+    def _single(self, task: Task) -> Front | None:
+        if task.members & (task.members - 1):
+            return None
+        i = task.members.bit_length() - 1
+        piped = bool(task.takes or task.gives)
+        options = self.model.options(i, task.parts if piped else 1, task.beside)
+        if self.sizes and len(options.seconds) > self.sizes:
+            wanted = np.geomspace(1, len(options.seconds), self.sizes).round().astype(np.int64) - 1
+            chosen = np.unique(wanted)
+        else:
+            chosen = np.arange(len(options.seconds))
+        seconds = options.seconds[chosen]
+        if piped and not self.model.chunkable(i):
+            chosen, seconds = chosen[:0], seconds[:0]
+        labels = self._leaf_labels(i, seconds, task)
+        origin = Origin("leaf", parts=task.parts if piped else 1, options=options)
+        front = Front(
+            options.used[chosen], labels, (origin,), np.zeros_like(chosen), chosen, chosen,
+            ordered=options.used.shape[1] == 1,
+        )  # fmt: skip
+        return self._affordable(front, task)
+
+    def _leaf_labels(self, i: int, seconds: algebra.Floats, task: Task) -> Labels:
+        entry = self.model.own_profile(i)
+        if task.gives and not task.takes and entry is not None and entry.emission:
+            curve = entry.emitted(task.parts)
+            return algebra.source(seconds * task.parts, curve, task.parts)
+        parts = task.parts if task.takes or task.gives else 1
+        return algebra.leaf(seconds, bool(task.takes), bool(task.gives), parts)
+
+    # Composed sets
+
+    def _composed(self, task: Task, blocks: bool) -> Front:
+        found = list(self._in_turn(task))
+        alone = not task.takes and not task.gives
+        if not blocks:
+            if alone:
+                self._tighten(task, found)
+                found += self._independent(task)
+                for parts in self._micro_batches(task.members):
+                    found += self._piped(Task(task.members, parts=parts, beside=task.beside))
+            else:
+                found += self._piped(task)
+        width = len(self.model.machine.counts)
+        shape = Labels(np.zeros((0, 1)), bool(task.takes), bool(task.gives), task.parts)
+        joined = join(found, _empty(shape), width)
+        if alone and self._is_root(task) and not self.model.chain:
+            return joined
+        return self._affordable(
+            prune(joined, self.config.front_limit, self.config.tolerance), task
+        )
+
+    def _tighten(self, task: Task, found: list[Front]) -> None:
+        if self._is_root(task):
+            for front in found:
+                if len(front):
+                    best = float(front.labels.x().min())
+                    self.ceiling = min(self.ceiling, best * self.slack())
+
+    def _in_turn(self, task: Task) -> Iterator[Front]:
+        for cut in self.cuts(task.members):
+            wires = _wiring(task, cut, edge=False)
+            for beside, op, switch_s in self._memory_ways(task, cut):
+                first = Task(cut.first, task.takes & cut.first, task.gives & cut.first,
+                             task.parts, task.beside | beside & cut.second)  # fmt: skip
+                second = Task(cut.second, task.takes & cut.second, task.gives & cut.second,
+                              task.parts, task.beside | beside & cut.first)  # fmt: skip
+                for p, q in self._ways_in_turn(first, second):
+                    rows = in_turn(p, q)
+                    labels = compose.temporal(
+                        task.parts, p.labels.take(rows[0]), q.labels.take(rows[1]), wires, switch_s
+                    )
+                    origin = Origin(op, p, q, task.parts, switch_s=switch_s)
+                    yield self._kept(compose.front_of(origin, rows, labels), task)
+
+    def _ways_in_turn(self, first: Task, second: Task) -> Iterator[tuple[Front, Front]]:
+        """In or out of the pipeline around them; at least one of the two takes part in it."""
+        piped_first = bool(first.takes or first.gives)
+        piped_second = bool(second.takes or second.gives)
+        if not piped_first and not piped_second:
+            yield self.front(first), self.front(second)
+            return
+        if piped_first and piped_second:
+            yield self.front(first), self.front(second)
+        if piped_second:
+            yield self.whole(first), self.front(second)
+        if piped_first:
+            yield self.front(first), self.whole(second)
+        if not self.model.chain:
+            yield self.whole(first), self.whole(second)
+
+    def _memory_ways(self, task: Task, cut: Cut) -> Iterator[tuple[int, Op, float]]:
+        switch_s = self.model.switch(cut.first, cut.second)
+        yield 0, "temporal", switch_s
+        if self.model.tight and switch_s:
+            yield task.members, "resident", 0.0
+
+    def _independent(self, task: Task) -> Iterator[Front]:
+        for cut in self.cuts(task.members):
+            if cut.edge:
+                continue
+            first = self.front(Task(cut.first, beside=task.beside))
+            second = self.front(Task(cut.second, beside=task.beside))
+            rows = side_by_side(first, second, self.model.machine.counts, self._is_root(task))
+            end = np.maximum(first.labels.x()[rows[0]], second.labels.x()[rows[1]])
+            labels = Labels(end[:, None], False, False, 1)
+            origin = Origin("parallel", first, second)
+            yield self._kept(compose.front_of(origin, rows, labels), task)
+
+    def _piped(self, task: Task) -> Iterator[Front]:
+        """Side by side in micro-batches.
+
+        On a chain only cuts beside a single component or a plan in turn are looked at: the others
+        give the same plans in another order.
+        """
+        model, alone = self.model, not task.takes and not task.gives
+        block_last = model.chain and bool(task.gives)
+        for cut in self.cuts(task.members):
+            if alone and not cut.edge:
+                continue
+            feeding = [i for i in bits(cut.first) if model.succ[i] & cut.second]
+            fed = [i for i in bits(cut.second) if model.pred[i] & cut.first]
+            first = task.part(cut.first, 0, sum(1 << i for i in feeding))
+            second = task.part(cut.second, sum(1 << i for i in fed), 0)
+            p = self.front(first, blocks=model.chain and not block_last)
+            if not len(p):
+                continue
+            q = self.front(second, blocks=block_last)
+            last = alone and self._is_root(task)
+            rows = side_by_side(p, q, self._budget(task), last)
+            wires = _wiring(task, cut, cut.edge)
+            labels = compose.spatial(
+                task.parts, p.labels.take(rows[0]), q.labels.take(rows[1]), wires
+            )
+            origin = Origin("spatial", p, q, task.parts)
+            front = self._kept(compose.front_of(origin, rows, labels), task)
+            if last and len(front):
+                self.ceiling = min(self.ceiling, float(front.labels.x().min()) * self.slack())
+            yield front
+
+    def _micro_batches(self, members: int) -> Iterator[int]:
+        batch = self.model.batch
+        wanted = self.config.micro_batches or tuple(
+            2**k for k in range(1, batch.bit_length()) if 2**k <= batch
+        )
+        least = 1 if self.model.switching else 2
+        yield from sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
+
+    def slack(self) -> float:
+        return SLACK if self.model.chain else DAG_SLACK
+
+    def _is_root(self, task: Task) -> bool:
+        return task.members == (1 << len(self.model.names)) - 1
+
+    # Bounds: on a chain every component lies on the only path, so each adds at least the time of
+    # one micro-batch to any plan.
+
+    def _lower_bounds(self) -> list[float]:
+        model = self.model
+        if not model.chain:
+            return [0.0] * len(model.names)
+        finest = max(self._micro_batches(0), default=1)
+        floors = []
+        for i in range(len(model.names)):
+            times = [model.options(i, p, 0).seconds for p in (1, finest)]
+            floors.append(min((float(t.min()) for t in times if len(t)), default=0.0))
+        return floors
+
+    def _floor(self, members: int) -> float:
+        outside = sum(f for i, f in enumerate(self._floors) if not members >> i & 1)
+        return outside
+
+    def _kept(self, front: Front, task: Task) -> Front:
+        """Without the rows that lead to no plan below the ceiling."""
+        if not np.isfinite(self.ceiling) or not len(front) or task.beside:
+            return front
+        end = front.labels.x()
+        limit = self.ceiling - (self._floor(task.members) if self.model.chain else 0.0)
+        return front.take(np.flatnonzero(end <= limit))
+
+    def _affordable(self, front: Front, task: Task) -> Front:
+        if front.used.shape[1] > 1 or not np.isfinite(self.ceiling) or not self.model.chain:
+            return front
+        front = self._kept(front, task)
+        most = self._budget(task)[0]
+        return front.take(np.flatnonzero(front.used[:, 0] <= most)) if len(front) else front
+
+    def _budget(self, task: Task) -> Counts:
+        """Resources the set can take beside the neighbours its pipeline needs."""
+        counts = self.model.machine.counts
+        if not self.model.chain or len(counts) > 1 or not np.isfinite(self.ceiling):
+            return counts
+        inside = bits(task.members)
+        reserved = 0
+        if task.takes and inside[0] > 0:
+            reserved += self._least_size(inside[0] - 1, task.parts)
+        if task.gives and inside[-1] + 1 < len(self.model.names):
+            reserved += self._least_size(inside[-1] + 1, task.parts)
+        return counts - reserved
+
+    def _least_size(self, i: int, parts: int) -> int:
+        """The fewest devices on which a pipelined component stays below the ceiling."""
+        key = (i, parts)
+        if key not in self._least:
+            limit = self.ceiling - self._floor(1 << i)
+            least = []
+            for p in (parts, 1):
+                options = self.model.options(i, p)
+                enough = np.flatnonzero(options.seconds * p <= limit)
+                least += [int(options.used[enough[0], 0])] if len(enough) else []
+            self._least[key] = min(least, default=0)
+        return self._least[key]
+
+
+def _wiring(task: Task, cut: Cut, edge: bool) -> Wiring:
+    return Wiring(
+        edge,
+        bool(task.takes & cut.first),
+        bool(task.takes & cut.second),
+        bool(task.gives & cut.first),
+        bool(task.gives & cut.second),
+    )
+
+
+def _empty(shape: Labels) -> Labels:
+    columns = 9 if shape.before and shape.after else 3 if shape.before or shape.after else 1
+    return Labels(np.zeros((0, columns)), shape.before, shape.after, shape.parts)

@@ -1,0 +1,109 @@
+"""Configuration of a channel: what a YAML file may say and what it means."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from rlinf.channel.errors import InvalidConfig
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_UNITS: dict[str, int] = {"": 1, "b": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes named by a number or by text such as ``"10GB"`` (1000s) or ``"10GiB"`` (1024s)."""
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise InvalidConfig(f"a size is a number of bytes or text like '10GB', not {size!r}")
+    if isinstance(size, int):
+        return size
+    match = _SIZE.fullmatch(size)
+    factor = _UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise InvalidConfig(f"cannot read the size {size!r}; write it like 512MB, 10GB or 8GiB")
+    return round(float(match[1]) * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelConfig:
+    """How one channel behaves. Equal configurations connect; unequal ones are an error."""
+
+    type: str = "weighted"
+    """Balancing policy among consumers: weighted, round_robin, least_loaded, adaptive, or the
+    name of an entry point in the group ``rlinf.policies``."""
+    buffer_size: int | str = "4GB"
+    """Most bytes the channel holds, queued and leased together; more makes producers wait."""
+    max_items: int | None = None
+    """Most items queued (leased ones do not count); None leaves the bound to the bytes."""
+    lease_s: float = 30.0
+    """Seconds without a sign of life after which a consumer's items go back to the queue. A
+    living consumer renews by itself, however long it computes."""
+    put_window_items: int = 1024
+    """Items a producer may have on their way, not yet acknowledged; 0: each put waits."""
+    put_window_bytes: int | str = "16MB"
+    """Bytes a producer may have on their way, not yet acknowledged."""
+    prefetch_items: int = 256
+    """Most items one get may bring along for the next ones; 1 turns prefetching off."""
+    prefetch_s: float = 0.002
+    """Only so many items are brought along as the consumer, at its recent pace, uses in this
+    time. A slow consumer therefore holds nothing that another could work on."""
+    offload_to_cpu: bool = True
+    """Items wait in host memory. False (kept on the accelerator) is not built yet."""
+
+    def __post_init__(self) -> None:
+        for name in ("buffer_size", "put_window_bytes"):
+            if parse_bytes(getattr(self, name)) <= 0:
+                raise InvalidConfig(f"{name} must be above 0 bytes, not {getattr(self, name)!r}")
+        if self.max_items is not None and self.max_items < 1:
+            raise InvalidConfig(f"max_items must be at least 1 or None, not {self.max_items!r}")
+        if not self.lease_s > 0:
+            raise InvalidConfig(f"lease_s must be above 0, not {self.lease_s!r}")
+        if self.put_window_items < 0 or self.prefetch_items < 1 or not self.prefetch_s >= 0:
+            raise InvalidConfig(
+                "put_window_items and prefetch_s are at least 0 and prefetch_items at least 1, not "
+                f"{self.put_window_items!r}, {self.prefetch_s!r}, {self.prefetch_items!r}"
+            )
+        if self.offload_to_cpu is not True:
+            raise InvalidConfig(
+                "offload_to_cpu: false asks for items that stay on the accelerator, which is not "
+                "built yet: a channel holds every item in host memory. Leave the key out or set "
+                "it to true"
+            )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """`buffer_size` in bytes."""
+        return parse_bytes(self.buffer_size)
+
+    @property
+    def window_bytes(self) -> int:
+        """`put_window_bytes` in bytes."""
+        return parse_bytes(self.put_window_bytes)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> "ChannelConfig":
+        """Read one entry of a YAML ``channels:`` section; an unknown key names the nearest."""
+        known = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise InvalidConfig(
+                    f"unknown channel setting '{key}'{hint} (known: {', '.join(known)})"
+                )
+        return cls(**values)  # type: ignore[arg-type]
+
+    def differences(self, other: "ChannelConfig") -> str:
+        """The settings in which two configurations differ, for an error message."""
+        pairs = (
+            (f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(type(self))
+        )
+        return ", ".join(
+            f"{name}: {mine!r} here, {theirs!r} there"
+            for name, mine, theirs in pairs
+            if mine != theirs
+        )

@@ -1,0 +1,158 @@
+"""The consumers' side of the queue: who holds what, since when, and how fast each one is."""
+
+from collections.abc import Iterable, Sequence
+
+from rlinf.channel.messages import ClientId, Item
+from rlinf.channel.policy import ConsumerLoad
+from rlinf.channel.statistics import ConsumerStatistics
+
+_RATE_SMOOTHING = 0.3
+
+
+class Consumer:
+    """One consumer and what it holds, by tag in the order given."""
+
+    __slots__ = (
+        "brought",
+        "busy_since",
+        "capacity",
+        "expires_at",
+        "finished_items",
+        "finished_weight",
+        "granted_at",
+        "id",
+        "idle_s",
+        "idle_since",
+        "leased",
+        "name",
+        "rate",
+        "redelivered",
+        "seen_at",
+        "weight",
+    )
+
+    def __init__(self, client: ClientId, now: float) -> None:
+        self.id = client
+        self.name = str(client)
+        self.capacity = 1.0
+        self.leased: dict[int, Item] = {}
+        self.weight = 0.0
+        self.seen_at = self.idle_since = self.busy_since = self.granted_at = now
+        self.expires_at = now
+        self.idle_s = 0.0
+        self.finished_items = 0
+        self.finished_weight = 0.0
+        self.redelivered = 0
+        self.rate: float | None = None
+        self.brought = False
+        """It was given more than it asked for, and has not been asked to give that back."""
+
+    def load(self, ready: bool, now: float) -> ConsumerLoad:
+        """The view a policy gets."""
+        busy_s = now - self.busy_since if self.leased else 0.0
+        return ConsumerLoad(self.name, self.capacity, ready, self.weight, busy_s)
+
+    def give(self, tag: int, items: Sequence[Item], now: float) -> None:
+        """Hand out items, tagged from `tag` on."""
+        if not self.leased:
+            self.idle_s += now - self.idle_since
+            self.busy_since = now
+        for offset, item in enumerate(items):
+            item.deliveries += 1
+            if item.deliveries > 1:
+                self.redelivered += 1
+            self.leased[tag + offset] = item
+            self.weight += item.weight
+        self.granted_at = now
+
+    def take_back(self, tags: Iterable[int], now: float) -> list[Item]:
+        """Remove what it holds of these tags."""
+        leased = self.leased
+        items = [item for tag in tags if (item := leased.pop(tag, None)) is not None]
+        if items:
+            self.weight = self.weight - sum(item.weight for item in items) if leased else 0.0
+            if not leased:
+                self.idle_since = now
+                self.brought = False
+        return items
+
+    def finish(self, items: Sequence[Item], now: float) -> tuple[float, float]:
+        """Note items worked off; their weight and the seconds they took."""
+        weight = sum(item.weight for item in items)
+        seconds = now - self.busy_since
+        self.busy_since = now
+        self.finished_items += len(items)
+        self.finished_weight += weight
+        if seconds > 0:
+            rate = weight / seconds
+            old = self.rate
+            self.rate = rate if old is None else old + _RATE_SMOOTHING * (rate - old)
+        return weight, seconds
+
+    def statistics(self, now: float) -> ConsumerStatistics:
+        """A frozen picture."""
+        return ConsumerStatistics(
+            id=self.name,
+            capacity=self.capacity,
+            leased_items=len(self.leased),
+            outstanding_weight=self.weight,
+            finished_items=self.finished_items,
+            finished_weight=self.finished_weight,
+            weight_per_s=self.rate or 0.0,
+            idle_s=self.idle_s if self.leased else self.idle_s + now - self.idle_since,
+            redelivered=self.redelivered,
+        )
+
+
+class Consumers:
+    """All consumers of one channel. Tags are unique for each delivery, never reused."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._tags = 0
+        self.known: dict[ClientId, Consumer] = {}
+        self.leased_items = 0
+
+    def see(self, client: ClientId, now: float) -> Consumer:
+        """The consumer, new or known; being seen renews its lease."""
+        consumer = self.known.get(client)
+        if consumer is None:
+            consumer = self.known[client] = Consumer(client, now)
+        consumer.seen_at = now
+        consumer.expires_at = now + self._lease_s
+        return consumer
+
+    def give(self, consumer: Consumer, items: Sequence[Item], now: float) -> int:
+        """Lease items out; the tag of the first."""
+        first = self._tags
+        self._tags += len(items)
+        consumer.give(first, items, now)
+        consumer.expires_at = now + self._lease_s
+        self.leased_items += len(items)
+        return first
+
+    def take_back(self, consumer: Consumer, tags: Iterable[int], now: float) -> list[Item]:
+        """End the lease of these tags; the items which the consumer still held."""
+        items = consumer.take_back(tags, now)
+        self.leased_items -= len(items)
+        return items
+
+    def held_by_others(self, client: ClientId) -> int:
+        """Items leased to anyone but this consumer."""
+        mine = self.known.get(client)
+        return self.leased_items - (len(mine.leased) if mine else 0)
+
+    def expired(self, now: float) -> list[Consumer]:
+        """Those which hold something and have shown no sign of life for too long."""
+        return [c for c in self.known.values() if c.leased and c.expires_at <= now]
+
+    def of(self, worker: str, epoch: int) -> list[Consumer]:
+        """Every consumer in one incarnation of a worker."""
+        return [c for c in self.known.values() if c.id.worker == worker and c.id.epoch == epoch]
+
+    def forget_strangers(self, now: float) -> None:
+        """Drop those long silent which hold nothing, so that short-lived ones do not pile up."""
+        silent_s = 20 * self._lease_s
+        old = [c for c in self.known.values() if not c.leased and now - c.seen_at > silent_s]
+        for consumer in old:
+            del self.known[consumer.id]

@@ -1,0 +1,204 @@
+"""What can go wrong on a channel or at the device lock.
+
+::
+
+    ChannelError
+    ├── ChannelClosed         closed and drained (get), or closed (put)
+    ├── ChannelUnknown        no channel of that name on that server
+    ├── ChannelBusy           delete of a channel which still holds something
+    ├── ConfigMismatch        the name exists with another configuration
+    ├── InvalidConfig         a configuration which cannot be meant
+    ├── InvalidWeight         a weight that is not a positive finite number
+    ├── ItemTooLarge          one item alone exceeds the channel's byte bound
+    ├── LeaseLost             the lease ran out or ended; its items went to others
+    ├── PolicyUnknown         no balancing policy of that name is installed
+    ├── ServerLost            the process which hosts the channel is gone
+    ├── Full                  no room within the deadline (also a TimeoutError)
+    └── Timeout               nothing to take within the deadline (also a TimeoutError)
+        └── LockTimeout       devices still held by others at the deadline
+
+Every error crosses processes by its class name and its attributes.
+"""
+
+from collections.abc import Iterable
+
+
+def _rebuild(cls: "type[ChannelError]", message: str, state: dict[str, object]) -> "ChannelError":
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    error.__dict__.update(state)
+    return error
+
+
+class ChannelError(Exception):
+    """Base of every error of this package."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), str(self), self.__dict__)
+
+
+class ChannelClosed(ChannelError):
+    """The channel is closed: nothing more can be put, or nothing more will come.
+
+    A producer gets it at once; a consumer only when the channel is also drained.
+    """
+
+    def __init__(self, channel: str, operation: str = "get") -> None:
+        self.channel = channel
+        self.operation = operation
+        why = "is closed and drained" if operation == "get" else "is closed to producers"
+        super().__init__(f"channel '{channel}' {why} ({operation})")
+
+
+class ChannelUnknown(ChannelError):
+    """The server has no channel of this name."""
+
+    def __init__(self, channel: str, server: str, known: Iterable[str] = ()) -> None:
+        self.channel = channel
+        self.server = server
+        self.known = tuple(known)
+        names = ", ".join(self.known) or "none"
+        super().__init__(
+            f"no channel '{channel}' on {server} (it has: {names}); "
+            f"call Channel.create('{channel}', ...) first"
+        )
+
+
+class ChannelBusy(ChannelError):
+    """A channel can be deleted only once it is closed and drained."""
+
+    def __init__(self, channel: str, state: str) -> None:
+        self.channel = channel
+        self.state = state
+        super().__init__(
+            f"channel '{channel}' cannot be deleted: {state}; close it and let consumers drain it"
+        )
+
+
+class ConfigMismatch(ChannelError):
+    """The name is taken by a channel with another configuration."""
+
+    def __init__(self, channel: str, differences: str) -> None:
+        self.channel = channel
+        self.differences = differences
+        super().__init__(
+            f"channel '{channel}' exists with another configuration ({differences}); "
+            f"use Channel.connect, the same configuration, or another name"
+        )
+
+
+class InvalidConfig(ChannelError, ValueError):
+    """A configuration value or key which cannot be meant."""
+
+
+class InvalidWeight(ChannelError, ValueError):
+    """A weight must be a finite number above 0."""
+
+    def __init__(self, channel: str, weight: object) -> None:
+        self.channel = channel
+        self.weight = weight
+        super().__init__(
+            f"weight {weight!r} put to channel '{channel}': a weight is a finite number above 0"
+        )
+
+
+class ItemTooLarge(ChannelError, ValueError):
+    """One item exceeds the byte bound of the whole channel, so it can never fit."""
+
+    def __init__(self, channel: str, nbytes: int, bound_bytes: int) -> None:
+        self.channel = channel
+        self.nbytes = nbytes
+        self.bound_bytes = bound_bytes
+        super().__init__(
+            f"an item of {nbytes} bytes can never fit in channel '{channel}', which holds at most "
+            f"{bound_bytes} bytes; raise buffer_size or put smaller items"
+        )
+
+
+class LeaseLost(ChannelError):
+    """The lease had ended before it was settled: its items went back to the queue.
+
+    Whatever was computed from them must be dropped: another consumer has the items now.
+    """
+
+    def __init__(self, channel: str, consumer: str, lost: int = 0) -> None:
+        self.channel = channel
+        self.consumer = consumer
+        self.lost = lost
+        super().__init__(
+            f"{consumer} no longer holds {lost} item(s) of channel '{channel}': the lease ran out "
+            f"or the connection was lost, and they went back to the queue; drop their results "
+            f"(a longer lease_s gives slow or paused consumers more time)"
+        )
+
+
+class PolicyUnknown(ChannelError, ValueError):
+    """No balancing policy of this name is installed."""
+
+    def __init__(self, name: str, known: Iterable[str], nearest: str | None = None) -> None:
+        self.name = name
+        self.known = tuple(known)
+        self.nearest = nearest
+        hint = f"; did you mean '{nearest}'?" if nearest else ""
+        super().__init__(f"no channel policy '{name}' (installed: {', '.join(self.known)}){hint}")
+
+
+class ServerLost(ChannelError):
+    """The server of the channel cannot be reached any more."""
+
+    def __init__(self, channel: str, server: str, operation: str, reason: str = "") -> None:
+        self.channel = channel
+        self.server = server
+        self.operation = operation
+        self.reason = reason
+        super().__init__(
+            f"{operation} on channel '{channel}': its server {server} is gone"
+            f"{f' ({reason})' if reason else ''}; what it had not acknowledged is not stored, "
+            f"start the server again and open the channel anew"
+        )
+
+
+class Full(ChannelError, TimeoutError):
+    """The channel had no room within the deadline; ``accepted`` items of the call are in."""
+
+    def __init__(self, channel: str, state: str, accepted: int = 0) -> None:
+        self.channel = channel
+        self.state = state
+        self.accepted = accepted
+        super().__init__(
+            f"channel '{channel}' had no room within the deadline: {state}; {accepted} item(s) of "
+            f"this call were accepted. Add consumers, raise max_items or buffer_size, "
+            f"or pass a longer timeout"
+        )
+
+
+class Timeout(ChannelError, TimeoutError):
+    """The operation did not finish within its deadline; nothing was taken."""
+
+    def __init__(self, channel: str, operation: str, timeout_s: float, state: str = "") -> None:
+        self.channel = channel
+        self.operation = operation
+        self.timeout_s = timeout_s
+        self.state = state
+        super().__init__(
+            f"{operation} on channel '{channel}' got nothing in {timeout_s:g} s"
+            f"{f': {state}' if state else ''}; every item is still in the channel. "
+            f"Look at its producers, or pass a longer timeout"
+        )
+
+
+class LockTimeout(Timeout):
+    """The devices were not free within the deadline; says who holds them and who waits."""
+
+    def __init__(
+        self, devices: Iterable[str], timeout_s: float, holders: str, waiters: str = ""
+    ) -> None:
+        self.devices = tuple(devices)
+        self.holders = holders
+        self.waiters = waiters
+        self.timeout_s = timeout_s
+        ChannelError.__init__(
+            self,
+            f"device lock on {', '.join(self.devices)} not granted in {timeout_s:g} s: "
+            f"held by {holders or 'nobody'}{f'; before us wait {waiters}' if waiters else ''}",
+        )

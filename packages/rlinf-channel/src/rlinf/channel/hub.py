@@ -1,0 +1,134 @@
+"""All channels of one server as one pure machine, so that a commit across two is atomic."""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.core import Queue
+from rlinf.channel.errors import ChannelBusy, ChannelUnknown, ConfigMismatch
+from rlinf.channel.messages import (
+    Accepted,
+    Cancel,
+    Command,
+    Commit,
+    Event,
+    Gone,
+    Refusal,
+    Refused,
+    Released,
+    Settle,
+    Tick,
+)
+
+Addressed = tuple[str, Command]
+"""A command and the channel it comes from."""
+
+
+class Hub:
+    """Every queue of one server. Not thread-safe: its owner serialises the calls.
+
+    A commit is a put in one queue and a settlement in another, carried out in the same call:
+    nobody can see, or be left with, one without the other.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._queues: dict[str, Queue] = {}
+        self._commits: dict[int, Commit] = {}
+
+    def create(self, name: str, config: ChannelConfig) -> Queue:
+        """A new channel, or the one of this name if it has the same configuration."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(name, config)
+        elif queue.config != config:
+            raise ConfigMismatch(name, config.differences(queue.config))
+        return queue
+
+    def get(self, name: str) -> Queue:
+        """The channel of this name; `ChannelUnknown` if there is none."""
+        try:
+            return self._queues[name]
+        except KeyError:
+            raise ChannelUnknown(name, self._server, sorted(self._queues)) from None
+
+    def delete(self, name: str) -> None:
+        """Forget a closed and drained channel; `ChannelBusy` if it is not."""
+        queue = self.get(name)
+        if not queue.closed:
+            raise ChannelBusy(name, "it is still open")
+        if not queue.drained:
+            raise ChannelBusy(name, "it still holds items")
+        del self._queues[name]
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter(self._queues.values())
+
+    def step(self, name: str, event: Event, now: float) -> list[Addressed]:
+        """One event for one channel, and everything that follows from it."""
+        return self._follow(deque((name, c) for c in self.get(name).step(event, now)), now)
+
+    def commit(self, commit: Commit, now: float) -> list[Addressed]:
+        """Put the outputs and settle the inputs together, now or as soon as there is room.
+
+        Refused with LEASE_LOST if the consumer does not hold every tag, or loses one meanwhile.
+        A repeated commit gets the answer of the first.
+        """
+        source, target, put = self.get(commit.source), self.get(commit.target), commit.put
+        if not target.seen(put.producer, put.first):
+            if source.missing(commit.consumer, commit.tags):
+                return self.step(commit.target, replace(put, void=True), now)
+            self._commits[put.request] = commit
+        return self.step(commit.target, put, now)
+
+    def gone(self, worker: str, epoch: int, now: float) -> list[Addressed]:
+        """An incarnation of a worker is lost: tell every channel."""
+        event = Gone(worker, epoch)
+        return [c for name in list(self._queues) for c in self.step(name, event, now)]
+
+    def tick(self, now: float) -> list[Addressed]:
+        """Let every channel look at the clock which asked for it."""
+        due = [queue.name for queue in self._queues.values() if queue.wake_at <= now]
+        return [c for name in due for c in self.step(name, Tick(), now)]
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` should be called next."""
+        return min((queue.wake_at for queue in self._queues.values()), default=math.inf)
+
+    def _follow(self, work: deque[Addressed], now: float) -> list[Addressed]:
+        done: list[Addressed] = []
+        while work:
+            name, command = work.popleft()
+            if self._commits:
+                if isinstance(command, Released):
+                    work.extend(self._cancel_commits(name, command, now))
+                elif isinstance(command, Accepted | Refused):
+                    commit = self._commits.pop(command.request, None)
+                    if commit and isinstance(command, Accepted):
+                        work.extend(self._settle(commit, now))
+                    elif commit and command == Refused(command.request, Refusal.CANCELLED):
+                        command = Refused(command.request, Refusal.LEASE_LOST, 0, len(commit.tags))
+            done.append((name, command))
+        return done
+
+    def _settle(self, commit: Commit, now: float) -> list[Addressed]:
+        settle = Settle(None, commit.consumer, commit.tags)
+        return [(commit.source, c) for c in self.get(commit.source).step(settle, now)]
+
+    def _cancel_commits(self, name: str, released: Released, now: float) -> list[Addressed]:
+        tags = set(released.tags)
+        lost = [
+            commit
+            for commit in self._commits.values()
+            if commit.source == name
+            and commit.consumer == released.consumer
+            and not tags.isdisjoint(commit.tags)
+        ]
+        return [
+            (commit.target, command)
+            for commit in lost
+            for command in self.get(commit.target).step(Cancel(commit.put.request), now)
+        ]

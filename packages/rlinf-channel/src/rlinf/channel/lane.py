@@ -1,0 +1,117 @@
+"""Items waiting in one channel, in order, with an index by key."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from rlinf.channel.messages import Item
+
+
+class Lane:
+    """Items in order of admission; one that comes back takes its old place again."""
+
+    __slots__ = ("_items", "weight")
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[int, Item] = OrderedDict()
+        self.weight = 0.0
+        """Total weight; 0 exactly when empty."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items.values())
+
+    def head(self) -> Item:
+        """The first item; the lane must not be empty."""
+        return next(iter(self._items.values()))
+
+    def append(self, item: Item) -> None:
+        """Add an item whose order is above every other's."""
+        self._items[item.order] = item
+        self.weight += item.weight
+
+    def remove(self, item: Item) -> None:
+        """Take an item out, wherever it stands."""
+        del self._items[item.order]
+        self.weight = self.weight - item.weight if self._items else 0.0
+
+    def restore(self, returned: Sequence[Item]) -> None:
+        """Put items back where their order belongs (`returned` ascends)."""
+        items, last = self._items, returned[-1].order
+        before: list[Item] = []
+        while items:
+            order, item = items.popitem(last=False)
+            if order > last:
+                items[order] = item
+                items.move_to_end(order, last=False)
+                break
+            before.append(item)
+        merged = sorted(chain(before, returned), key=lambda item: item.order, reverse=True)
+        for item in merged:
+            items[item.order] = item
+            items.move_to_end(item.order, last=False)
+        self.weight += sum(item.weight for item in returned)
+
+
+class Lanes:
+    """Every queued item of a channel: one lane over all, and one for each key in use."""
+
+    __slots__ = ("all", "by_key")
+
+    def __init__(self) -> None:
+        self.all = Lane()
+        self.by_key: dict[str, Lane] = {}
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def get(self, key: str | None) -> Lane | None:
+        """The lane of a key, or of everything for None; None if no such item is queued."""
+        return self.all if key is None else self.by_key.get(key)
+
+    def append(self, item: Item) -> None:
+        """Add an item at the end."""
+        self.all.append(item)
+        if item.key is not None:
+            self.by_key.setdefault(item.key, Lane()).append(item)
+
+    def remove(self, item: Item) -> None:
+        """Take an item out of both of its lanes."""
+        self.all.remove(item)
+        if item.key is not None:
+            lane = self.by_key[item.key]
+            lane.remove(item)
+            if not lane:
+                del self.by_key[item.key]
+
+    def restore(self, returned: Sequence[Item]) -> None:
+        """Put items back at the front, each where its order belongs."""
+        if not returned:
+            return
+        ordered = sorted(returned, key=lambda item: item.order)
+        self.all.restore(ordered)
+        for key in {item.key for item in ordered if item.key is not None}:
+            lane = self.by_key.setdefault(key, Lane())
+            lane.restore([item for item in ordered if item.key == key])
+
+
+def batch(
+    lane: Lane, max_items: int | None, target_weight: float | None
+) -> tuple[list[Item], bool]:
+    """The items a batch would hold if it were taken now, and whether it is complete.
+
+    Complete: `max_items` are there, or they weigh exactly `target_weight`, or the next one would
+    exceed it. An item heavier than the target is a complete batch alone.
+    """
+    chosen: list[Item] = []
+    weight = 0.0
+    for item in lane:
+        if target_weight is not None and chosen and weight + item.weight > target_weight:
+            return chosen, True
+        chosen.append(item)
+        weight += item.weight
+        if len(chosen) == max_items or (target_weight is not None and weight >= target_weight):
+            return chosen, True
+    return chosen, False

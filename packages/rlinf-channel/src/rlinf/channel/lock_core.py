@@ -1,0 +1,211 @@
+"""The device lock as pure decisions: who may use which devices now. No clock and no I/O.
+
+- All of a set or none of it, so nobody holds one device while waiting for another: a cycle of
+  waiters cannot form.
+- Among waiters whose sets overlap, the lowest order first (`(iteration, stage position)`, so
+  upstream first); equal orders in the order of arrival. A waiter reserves its devices against
+  everyone behind it, so a large set is not starved by small ones.
+- A grant is leased and carries a fencing token, larger than every token before it. It ends when
+  it is released, when its holder's incarnation is lost, or when its lease runs out.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlinf.channel.messages import Cancel, ClientId, Gone, Refusal, Refused, Settled, Tick
+from rlinf.channel.statistics import Holder, LockStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """A client wants all of `devices`; answered by `Granted` or `Refused`."""
+
+    request: int
+    client: ClientId
+    devices: frozenset[str]
+    order: tuple[int, ...]
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The holder of `token` is done; answered by `Settled` (lost: 1 if it no longer held it)."""
+
+    request: int | None
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The holder of `token` lives; answered by `Settled` (lost: 1 if it no longer holds it)."""
+
+    request: int | None
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The devices are this client's until it releases `token`."""
+
+    request: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A grant ended without a release."""
+
+    token: int
+    client: ClientId
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The deadline came first: who held the devices, and who stood before this waiter."""
+
+    request: int
+    holders: tuple[Holder, ...]
+    ahead: tuple[Holder, ...]
+
+
+LockEvent = Acquire | Release | Keep | Gone | Cancel | Tick
+LockCommand = Granted | Denied | Settled | Refused | Ended
+
+
+@dataclass(slots=True)
+class _Grant:
+    acquire: Acquire
+    token: int
+    since: float
+    expires_at: float
+
+
+@dataclass(slots=True)
+class _Waiter:
+    acquire: Acquire
+    arrival: int
+    since: float
+
+
+class LockCore:
+    """Every device of one server. Not thread-safe: its owner serialises the steps."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._grants: dict[int, _Grant] = {}
+        self._waiters: dict[int, _Waiter] = {}
+        self._tokens = 0
+        self._arrivals = 0
+        self._lost = 0
+        self.wake_at = math.inf
+        self._handlers: dict[type, Callable[..., list[LockCommand]]] = {
+            Acquire: self._on_acquire,
+            Release: self._on_release,
+            Keep: self._on_keep,
+            Gone: self._on_gone,
+            Cancel: self._on_cancel,
+            Tick: self._on_tick,
+        }
+
+    def step(self, event: LockEvent, now: float) -> list[LockCommand]:
+        """Take one event in; what to answer to whom."""
+        return self._handlers[type(event)](event, now) + self._grant(now)
+
+    def statistics(self, now: float) -> LockStatistics:
+        """Who holds what and who waits, first in line first."""
+        holders = tuple(
+            self._picture(g.acquire, g.token, now - g.since) for g in self._grants.values()
+        )
+        waiters = tuple(self._picture(w.acquire, 0, now - w.since) for w in self._line())
+        return LockStatistics(holders, waiters, grants=self._tokens, lost=self._lost)
+
+    def _on_acquire(self, acquire: Acquire, now: float) -> list[LockCommand]:
+        self._waiters[acquire.request] = _Waiter(acquire, self._arrivals, now)
+        self._arrivals += 1
+        if acquire.deadline is not None:
+            self.wake_at = min(self.wake_at, acquire.deadline)
+        return []
+
+    def _on_release(self, release: Release, now: float) -> list[LockCommand]:
+        lost = self._grants.pop(release.token, None) is None
+        return [] if release.request is None else [Settled(release.request, int(lost))]
+
+    def _on_keep(self, keep: Keep, now: float) -> list[LockCommand]:
+        grant = self._grants.get(keep.token)
+        if grant is not None:
+            grant.expires_at = now + self._lease_s
+        return [] if keep.request is None else [Settled(keep.request, int(grant is None))]
+
+    def _on_gone(self, gone: Gone, now: float) -> list[LockCommand]:
+        dead = (gone.worker, gone.epoch)
+        ended = [g for g in self._grants.values() if g.acquire.client[:2] == dead]
+        left = [w for w in self._waiters.values() if w.acquire.client[:2] == dead]
+        for waiter in left:
+            del self._waiters[waiter.acquire.request]
+        refused = [Refused(w.acquire.request, Refusal.CANCELLED) for w in left]
+        return [*self._end(ended, expired=False), *refused]
+
+    def _on_cancel(self, cancel: Cancel, now: float) -> list[LockCommand]:
+        if self._waiters.pop(cancel.request, None) is None:
+            return []
+        return [Refused(cancel.request, Refusal.CANCELLED)]
+
+    def _on_tick(self, tick: Tick, now: float) -> list[LockCommand]:
+        late = [
+            w.acquire
+            for w in self._waiters.values()
+            if w.acquire.deadline is not None and w.acquire.deadline <= now
+        ]
+        commands: list[LockCommand] = [self._deny(acquire, now) for acquire in late]
+        for acquire in late:
+            del self._waiters[acquire.request]
+        expired = [g for g in self._grants.values() if g.expires_at <= now]
+        commands += self._end(expired, expired=True)
+        times = [g.expires_at for g in self._grants.values()]
+        waits = [w.acquire.deadline for w in self._waiters.values()]
+        self.wake_at = min(times + [t for t in waits if t is not None], default=math.inf)
+        return commands
+
+    def _end(self, grants: list[_Grant], *, expired: bool) -> list[LockCommand]:
+        for grant in grants:
+            del self._grants[grant.token]
+        self._lost += len(grants)
+        return [Ended(g.token, g.acquire.client, expired) for g in grants]
+
+    def _deny(self, acquire: Acquire, now: float) -> Denied:
+        state = self.statistics(now)
+        holders = tuple(h for h in state.holders if not acquire.devices.isdisjoint(h.devices))
+        ahead: list[Holder] = []
+        for waiter, picture in zip(self._line(), state.waiters, strict=True):
+            if waiter.acquire.request == acquire.request:
+                break
+            if not acquire.devices.isdisjoint(picture.devices):
+                ahead.append(picture)
+        return Denied(acquire.request, holders, tuple(ahead))
+
+    def _line(self) -> list[_Waiter]:
+        return sorted(self._waiters.values(), key=lambda w: (w.acquire.order, w.arrival))
+
+    def _grant(self, now: float) -> list[LockCommand]:
+        if not self._waiters:
+            return []
+        taken = {device for grant in self._grants.values() for device in grant.acquire.devices}
+        commands: list[LockCommand] = []
+        for waiter in self._line():
+            acquire = waiter.acquire
+            if taken.isdisjoint(acquire.devices):
+                self._tokens += 1
+                grant = _Grant(acquire, self._tokens, now, now + self._lease_s)
+                self._grants[self._tokens] = grant
+                self.wake_at = min(self.wake_at, grant.expires_at)
+                del self._waiters[acquire.request]
+                commands.append(Granted(acquire.request, self._tokens))
+            taken |= acquire.devices
+        return commands
+
+    @staticmethod
+    def _picture(acquire: Acquire, token: int, since_s: float) -> Holder:
+        devices = tuple(sorted(acquire.devices))
+        return Holder(str(acquire.client), devices, acquire.order, token, since_s)

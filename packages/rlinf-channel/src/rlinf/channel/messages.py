@@ -1,0 +1,228 @@
+"""What the queue is told (events) and what it answers (commands): frozen data, no behaviour.
+
+Times are seconds on one monotonic clock, the server's. `request` numbers are chosen by the
+caller and come back in the answer; each is answered once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+
+class ClientId(NamedTuple):
+    """One producer or consumer: a worker, its incarnation, and which of its channel objects."""
+
+    worker: str
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.worker}#{self.number}"
+
+
+class Item:
+    """One item in the queue. The payload is opaque to the core and is never looked at."""
+
+    __slots__ = ("deliveries", "key", "nbytes", "order", "payload", "weight")
+
+    def __init__(self, payload: object, weight: float, key: str | None, nbytes: int) -> None:
+        self.payload = payload
+        self.weight = weight
+        self.key = key
+        self.nbytes = nbytes
+        self.order = 0
+        """Position in the channel, set on admission; kept when the item is redelivered."""
+        self.deliveries = 0
+
+    def __repr__(self) -> str:
+        return f"Item(order={self.order}, weight={self.weight:g}, key={self.key!r})"
+
+
+class Outcome(Enum):
+    """How a consumer settles what it was given."""
+
+    DONE = "done"
+    """Worked on: forget it."""
+    REJECTED = "rejected"
+    """Unusable: forget it and count it apart."""
+    RETURNED = "returned"
+    """Not worked on: back to the front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A producer offers items numbered `first`, `first + 1`, ...; each number is used once."""
+
+    request: int
+    producer: ClientId
+    first: int
+    items: Sequence[Item]
+    deadline: float | None = None
+    """When to answer `Refused(FULL)` for what had no room by then."""
+    atomic: bool = False
+    """All or nothing, and more than the bound only into an empty channel: for a commit."""
+    void: bool = False
+    """Use the numbers up and refuse with LEASE_LOST: for a commit whose inputs are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A consumer asks for items.
+
+    Without `full`: from 1 to `max_items`, at once if there are any (one asked for, the rest
+    brought along). With `full`: a whole batch, which is `max_items` items, or as many as weigh
+    at most `target_weight` (a heavier one alone), whichever is reached first; with neither,
+    everything until the channel is closed.
+    """
+
+    request: int
+    consumer: ClientId
+    max_items: int | None = 1
+    target_weight: float | None = None
+    full: bool = False
+    key: str | None = None
+    deadline: float | None = None
+    wait: bool = True
+    """False: answer at once, with nothing if there is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """A consumer announces its relative speed."""
+
+    consumer: ClientId
+    capacity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A consumer settles items it was given, by their tags."""
+
+    request: int | None
+    consumer: ClientId
+    tags: Sequence[int]
+    outcome: Outcome = Outcome.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """The answer to `Recall`: these tags were not begun and come back."""
+
+    consumer: ClientId
+    tags: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """A consumer lives and still holds what it was given."""
+
+    request: int | None
+    consumer: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An incarnation of a worker is lost, with every client in it."""
+
+    worker: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for the answer to this request any more."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """No more puts. What has already arrived, even if it waits for room, still counts."""
+
+    request: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Put outputs into `target` and settle `tags` of `source` as done, both or neither."""
+
+    source: str
+    target: str
+    consumer: ClientId
+    tags: Sequence[int]
+    put: Put
+
+
+Event = Put | Take | Attach | Settle | Recalled | Renew | Gone | Cancel | Close | Tick
+
+
+class Refusal(Enum):
+    """Why a request was not carried out."""
+
+    CLOSED = "closed"
+    FULL = "full"
+    TIMEOUT = "timeout"
+    LEASE_LOST = "lease lost"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The items of a put are held. `room_*`: what else would fit now; None: no bound."""
+
+    request: int
+    room_items: int | None
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The consumer is given `items`, tagged `first_tag`, `first_tag + 1`, ..."""
+
+    request: int
+    consumer: ClientId
+    first_tag: int
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Done; `lost` counts the tags which the consumer no longer held."""
+
+    request: int
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not done, and why; `accepted` items of a put had been taken in before."""
+
+    request: int
+    reason: Refusal
+    accepted: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Ask the consumer to give back what it has not begun: others wait with nothing to do."""
+
+    consumer: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """These tags went back to the queue, because the consumer was lost or its lease ran out."""
+
+    consumer: ClientId
+    tags: Sequence[int] = field(default=())
+    expired: bool = False
+
+
+Command = Accepted | Delivered | Settled | Refused | Recall | Released

@@ -1,0 +1,3 @@
+"""The inside of `rlinf.comm.codec`: walking an object, and building it again."""
+
+__all__: list[str] = []

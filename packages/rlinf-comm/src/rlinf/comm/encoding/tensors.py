@@ -1,0 +1,175 @@
+"""torch tensors. torch is never imported to encode, and only where a tensor arrives to decode.
+
+A tensor is sent as its values. `requires_grad` is kept for a leaf (a Parameter stays one); the
+result of a computation arrives without it, because the graph stays behind. Layout is normalised
+to C order. Tensors on a device come by way of the host and go to the same kind of device on the
+other side where there is one, else they stay on the host. Subclasses (other than Parameter),
+sparse and quantized tensors are pickled, whole storage and all.
+"""
+
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rlinf.comm.encoding.arrays import NOTHING, bytes_of, share
+from rlinf.comm.encoding.pickles import encode_pickled
+from rlinf.comm.encoding.structure import DTYPES, FLAG_GRAD, FLAG_PARAMETER, NAMED_DTYPE, Op
+from rlinf.comm.encoding.walk import Walk
+
+if TYPE_CHECKING:
+    import torch
+
+# The dtype to look at the memory through, by element size.
+_RAW: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+
+
+class Torch:
+    """torch as far as the codec needs it, looked up once.
+
+    Args:
+        torch: The imported module.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.strided = torch.strided
+        self.parameter = torch.nn.Parameter
+        self.from_numpy = torch.from_numpy
+        known = [(n, getattr(torch, name)) for n, name in enumerate(DTYPES) if hasattr(torch, name)]
+        self.dtypes: dict[int, torch.dtype] = dict(known)
+        self.numbers: dict[torch.dtype, int] = {dtype: n for n, dtype in known}
+        # Those numpy does not know by itself are looked at through another of the same size.
+        self.raw: dict[torch.dtype, torch.dtype | None] = {
+            dtype: None if hasattr(np, DTYPES[n]) else self.same_size(dtype) for n, dtype in known
+        }
+
+    def same_size(self, dtype: "torch.dtype") -> "torch.dtype":
+        """A dtype of the same size which numpy knows."""
+        return getattr(self.torch, _RAW[dtype.itemsize])  # type: ignore[no-any-return]
+
+    def number(self, walk: Walk, dtype: "torch.dtype") -> int:
+        """The number of a dtype, by name where it has none."""
+        number = self.numbers.get(dtype)
+        return NAMED_DTYPE + walk.name(str(dtype)) if number is None else number
+
+    def dtype(self, number: int, names: tuple[str, ...]) -> "torch.dtype":
+        """The dtype of a number in a program.
+
+        Raises:
+            ValueError: This torch has no such dtype.
+        """
+        name = names[number - NAMED_DTYPE] if number >= NAMED_DTYPE else f"torch.{DTYPES[number]}"
+        dtype = getattr(self.torch, name.removeprefix("torch."), None)
+        if not isinstance(dtype, self.torch.dtype):
+            raise ValueError(f"torch {self.torch.__version__} has no dtype {name}")
+        return dtype
+
+    def view_dtype(self, dtype: "torch.dtype") -> "tuple[np.dtype[Any], torch.dtype | None]":
+        """The numpy dtype to build an array of, and the torch dtype to view it as (None: same)."""
+        name = str(dtype).removeprefix("torch.")
+        if hasattr(np, name) and name in DTYPES:
+            return np.dtype(name), None
+        return np.dtype(_RAW[dtype.itemsize]), dtype
+
+
+@functools.cache
+def torch_of(module: Any) -> Torch:
+    """What the codec needs of the torch module."""
+    return Torch(module)
+
+
+def loaded() -> Torch:
+    """torch for a tensor that has arrived.
+
+    Raises:
+        ValueError: torch is not installed here.
+    """
+    try:
+        return torch_of(sys.modules.get("torch") or importlib.import_module("torch"))
+    except ImportError as error:
+        raise ValueError(f"a torch tensor arrived, and torch cannot be imported: {error}") from None
+
+
+def encode_tensor(walk: Walk, value: "torch.Tensor", depth: int) -> None:
+    """A plain tensor or Parameter."""
+    memo, key = walk.memo, id(value)
+    number = memo.get(key)
+    if number is not None:
+        walk.program += (Op.REF, number)
+        return
+    torch = torch_of(sys.modules["torch"])
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        encode_pickled(walk, value, depth)
+        return
+    flags = 0
+    if value.requires_grad:
+        flags = FLAG_GRAD if value.is_leaf else 0
+    if type(value) is torch.parameter:
+        flags |= FLAG_PARAMETER
+    if not value.is_cpu:
+        walk.program += (Op.DEVICE, walk.name(value.device.type))
+    shared = walk.windows is not None and share(walk, key)
+    shape = value.shape
+    walk.program += (Op.TENSOR, flags, torch.number(walk, value.dtype), len(shape))
+    walk.numbers += shape
+    if not shared:
+        walk.buffers.append(_bytes_of(walk, torch, value))
+    walk.arrays.append(value)
+    memo[key] = walk.done
+    walk.done += 1
+
+
+def _bytes_of(walk: Walk, torch: Torch, value: "torch.Tensor") -> memoryview:
+    if value.numel() == 0:
+        return NOTHING
+    if value.requires_grad:
+        value = value.detach()
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    if not value.is_cpu:
+        value = value.cpu().contiguous()
+    elif value.is_contiguous():
+        walk.spans.append((value.data_ptr(), value.nbytes))
+    else:
+        value = value.contiguous()
+    dtype = value.dtype
+    raw = torch.raw[dtype] if dtype in torch.raw else torch.same_size(dtype)
+    if raw is not None:
+        value = value.view(raw)
+    return bytes_of(value.numpy()) if value.is_complex() else memoryview(value.numpy()).cast("B")
+
+
+def build(
+    torch: Torch, memory: memoryview, shape: tuple[int, ...], kind: tuple[Any, Any, int]
+) -> "torch.Tensor":
+    """A tensor over received memory, which must be writable.
+
+    Args:
+        torch: The loaded torch.
+        memory: Exactly its elements.
+        shape: Its shape.
+        kind: The numpy dtype to build, the torch dtype to view it as or None, the flags.
+    """
+    dtype, view, flags = kind
+    value = torch.from_numpy(np.ndarray(shape, dtype, memory))
+    if view is not None:
+        value = value.view(view)
+    if flags & FLAG_PARAMETER:
+        value = torch.parameter(value, requires_grad=bool(flags & FLAG_GRAD))
+    elif flags & FLAG_GRAD:
+        value.requires_grad_(True)
+    return value
+
+
+def move(torch: Torch, value: "torch.Tensor", kind: str) -> "torch.Tensor":
+    """To the device of this kind where this side has one, keeping the flags."""
+    backend = getattr(torch.torch, kind, None)
+    if backend is None or not getattr(backend, "is_available", bool)():
+        return value
+    moved = value.detach().to(kind)
+    if type(value) is torch.parameter:
+        return torch.parameter(moved, requires_grad=value.requires_grad)
+    return moved.requires_grad_(value.requires_grad)

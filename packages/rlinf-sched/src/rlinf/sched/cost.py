@@ -9,7 +9,8 @@ from rlinf.sched.errors import InfeasibleError
 from rlinf.sched.fit import Floats
 from rlinf.sched.graph import Component, FlowGraph
 from rlinf.sched.machine import Counts, Machine, any_size
-from rlinf.sched.profile import ComponentProfile, Profile
+from rlinf.sched.profile import ComponentProfile, Profile, between_memories
+from rlinf.sched.times import TimeTable
 from rlinf.sched.tree import ANY_TYPE, Leaf, Loop
 
 CORE_SHARES = (1.0, 0.5, 0.25)
@@ -73,14 +74,16 @@ class CostModel:
         index = {name: i for i, name in enumerate(self.names)}
         count = len(self.names)
         self.succ, self.pred = [0] * count, [0] * count
-        for a, b in condensed.edges:
-            self.succ[index[a]] |= 1 << index[b]
-            self.pred[index[b]] |= 1 << index[a]
+        for source, target in condensed.edges:
+            self.succ[index[source]] |= 1 << index[target]
+            self.pred[index[target]] |= 1 << index[source]
         self.anc = [0] * count
         for i in range(count):
-            for a in bits(self.pred[i]):
-                self.anc[i] |= 1 << a | self.anc[a]
+            for before in bits(self.pred[i]):
+                self.anc[i] |= 1 << before | self.anc[before]
         self.chain = condensed.is_chain()
+        self._tables: dict[tuple[int, str], dict[float, TimeTable]] = {}
+        self._sizes: dict[tuple[int, int], Floats] = {}
         self._options: dict[tuple[int, int, int], Options] = {}
         self._on = [self._moving(i, "onload_s") for i in range(count)]
         self._off = [self._moving(i, "offload_s") for i in range(count)]
@@ -178,8 +181,7 @@ class CostModel:
             if kind and kind not in entry.types() and entry.law is None:
                 continue
             count = int(self.machine.counts[t])
-            sizes = np.array([n for n in component.sizes or any_size(count) if n <= count], float)
-            sizes, free = self._fitting(entry, sizes, kind, beside)
+            sizes, free = self._fitting(entry, self._valid(component, count), kind, beside)
             if not len(sizes):
                 continue
             times = self._times(entry, sizes, items, kind, free)
@@ -191,13 +193,29 @@ class CostModel:
                 found.append((used, times / share, [kind] * len(sizes) if kind else [], used[:, t]))
         return _gather(found, component.name, self.machine)
 
+    def _valid(self, component: Component, count: int) -> Floats:
+        key = (id(component), count)
+        if key not in self._sizes:
+            known = component.sizes or any_size(count)
+            self._sizes[key] = np.array([n for n in known if n <= count], float)
+        return self._sizes[key]
+
     def _times(
         self, entry: ComponentProfile, sizes: Floats, items: float, kind: str, free: Floats
     ) -> Floats:
-        if not np.isfinite(free).all() or len({s.free_bytes for s in entry.samples}) < 2:
+        if entry.law is not None:
             return entry.seconds(sizes, items, kind)
+        key = (id(entry), kind)
+        if key not in self._tables:
+            self._tables[key] = entry.tables(kind)
+        tables = self._tables[key]
+        logs = np.log(sizes)
+        curves = [table.at(logs, items) for table in tables.values()]
+        if len(curves) == 1:
+            return curves[0]
+        levels, stacked = list(tables), np.stack(curves)
         each = [
-            entry.seconds(sizes[k : k + 1], items, kind, float(free[k]))
+            between_memories(levels, list(stacked[:, k : k + 1]), float(free[k]))
             for k in range(len(sizes))
         ]
         return np.concatenate(each)

@@ -103,22 +103,3 @@ def _held_out(n: Floats, t: Floats, law: Callable[[Floats, Floats], Law]) -> flo
         scale, exponent, floor = law(n[kept], t[kept])
         worst = max(worst, abs(scale / n[out] ** exponent + floor - t[out]) / t[out])
     return float(worst)
-
-
-def interpolate(devices: Floats, seconds: Floats, at: Floats) -> Floats:
-    """Times between samples, straight lines on log-log paper; beyond them, the fitted power law.
-
-    Args:
-        devices: sampled sizes, increasing; shape (k,).
-        seconds: their times; shape (k,).
-        at: where to evaluate; any shape.
-    """
-    if len(devices) == 1:
-        return np.asarray(seconds[0] * devices[0] / at)
-    x, y = np.log(devices), np.log(np.maximum(seconds, 1e-12))
-    wanted = np.log(at)
-    slope = min(0.0, float(np.polyfit(x, y, 1)[0]))
-    inside = np.interp(wanted, x, y)
-    above, below = np.maximum(wanted - x[-1], 0), np.minimum(wanted - x[0], 0)
-    return np.asarray(np.exp(inside + slope * (above + below)))
-

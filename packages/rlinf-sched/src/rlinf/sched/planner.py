@@ -23,6 +23,9 @@ from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree
 COARSE = 7
 """Options a component has in the first, coarse pass, which finds the ceiling for the second."""
 
+MANY = 24
+"""Options of a component from which on a coarse pass pays."""
+
 CANDIDATES = 300
 """Plans of a workflow that is no chain which are laid out in time before the best is taken."""
 
@@ -92,7 +95,7 @@ def candidates(
 
 
 def _many(model: CostModel) -> bool:
-    return any(len(model.options(i, 1).seconds) > COARSE + 1 for i in range(len(model.names)))
+    return any(len(model.options(i, 1).seconds) > MANY for i in range(len(model.names)))
 
 
 def _quickest(front: Front) -> float:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlinf.sched.errors import GraphError, ProfileError
-from rlinf.sched.fit import Floats, interpolate
+from rlinf.sched.fit import Floats
+from rlinf.sched.times import TimeTable
 
 Law = Callable[[float, float], float]
 """Seconds from a number of devices and a number of items."""
@@ -82,32 +83,26 @@ class ComponentProfile:
         """
         if self.law is not None:
             return np.array([self.law(float(n), batch) for n in devices], float)
+        tables = self.tables(device_type)
+        logs = np.log(devices)
+        curves = [table.at(logs, batch) for table in tables.values()]
+        return between_memories(list(tables), curves, free_bytes or np.inf)
+
+    def tables(self, device_type: str = "") -> dict[float, TimeTable]:
+        """What was measured on one type of device, by the memory that was free; increasing."""
         samples = [s for s in self.samples if s.device_type == device_type] or list(self.samples)
         levels = sorted({s.free_bytes or np.inf for s in samples})
-        curves = [
-            self._curve([s for s in samples if (s.free_bytes or np.inf) == level], devices, batch)
+        return {
+            level: TimeTable.of(
+                [
+                    (s.devices, s.batch, s.seconds)
+                    for s in samples
+                    if (s.free_bytes or np.inf) == level
+                ],
+                self.overhead_s,
+            )
             for level in levels
-        ]
-        return _between_memories(levels, curves, free_bytes or np.inf)
-
-    def _curve(self, samples: list[Sample], devices: Floats, batch: float) -> Floats:
-        sizes = sorted({s.devices for s in samples})
-        times = [self._at_size([s for s in samples if s.devices == n], batch) for n in sizes]
-        return interpolate(np.array(sizes, float), np.array(times, float), devices)
-
-    def _at_size(self, samples: list[Sample], batch: float) -> float:
-        batches = sorted({s.batch for s in samples})
-        means = [float(np.mean([s.seconds for s in samples if s.batch == b])) for b in batches]
-        if len(batches) == 1:
-            fixed = min(self.overhead_s, means[0])
-            return fixed + (means[0] - fixed) * batch / batches[0]
-        if batches[0] <= batch <= batches[-1]:
-            return float(np.interp(batch, batches, means))
-        near = slice(0, 2) if batch < batches[0] else slice(-2, None)
-        (b0, b1), (t0, t1) = batches[near], means[near]
-        slope = max(0.0, (t1 - t0) / (b1 - b0))
-        floor = 0.0 if batch > b0 else means[0] * batch / batches[0] * 0.5
-        return max(t0 + slope * (batch - b0), floor)
+        }
 
     def covers(self, devices: int) -> bool:
         """Within four times of a measured size, or given by a law."""
@@ -175,7 +170,8 @@ class Profile:
         return cls({name: ComponentProfile(law=law) for name, law in laws.items()})
 
 
-def _between_memories(levels: list[float], curves: list[Floats], free: float) -> Floats:
+def between_memories(levels: list[float], curves: list[Floats], free: float) -> Floats:
+    """Times with ``free`` bytes, from the times at some levels of free memory."""
     if len(levels) == 1 or free >= levels[-1]:
         return curves[-1]
     if free <= levels[0]:

@@ -5,7 +5,7 @@ micro-batches, and in turn. What is kept of a set is a front, see :mod:`rlinf.sc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Task:
         gives: members that feed one.
         parts: micro-batches of the segment.
         beside: components idle in the memory of the same devices.
+        top: all resources are its own, and only its quickest plan matters.
     """
 
     members: int
@@ -50,6 +51,7 @@ class Task:
     gives: int = 0
     parts: int = 1
     beside: int = 0
+    top: bool = False
 
     def part(self, members: int, fed: int, feeding: int) -> "Task":
         """A part of the set, with further neighbours within the set."""
@@ -82,15 +84,16 @@ class Searcher:
         """The quickest plans of the whole workflow within all resources, at most one a use."""
         everything = (1 << len(self.model.names)) - 1
         self._floors = self._lower_bounds()
-        return self.front(Task(everything))
+        return self.front(Task(everything, top=True))
 
     def front(self, task: Task, blocks: bool = False) -> Front:
         """The front of a task; ``blocks``: only single components and plans in turn."""
         if not task.takes and not task.gives:
-            task = Task(task.members, beside=task.beside)
+            task = Task(task.members, beside=task.beside, top=task.top)
         key = (task, blocks)
         if key not in self._fronts:
-            self._fronts[key] = self._single(task) or self._composed(task, blocks)
+            single = not task.members & (task.members - 1)
+            self._fronts[key] = self._single(task) if single else self._composed(task, blocks)
         return self._fronts[key]
 
     def whole(self, task: Task) -> Front:
@@ -128,9 +131,7 @@ class Searcher:
 
     # Single components
 
-    def _single(self, task: Task) -> Front | None:
-        if task.members & (task.members - 1):
-            return None
+    def _single(self, task: Task) -> Front:
         i = task.members.bit_length() - 1
         piped = bool(task.takes or task.gives)
         options = self.model.options(i, task.parts if piped else 1, task.beside)
@@ -166,16 +167,17 @@ class Searcher:
         if not blocks:
             if alone:
                 self._tighten(task, found)
-                found += self._independent(task)
+                found += [] if self.model.chain else self._independent(task)
                 for parts in self._micro_batches(task.members):
-                    found += self._piped(Task(task.members, parts=parts, beside=task.beside))
+                    found += self._piped(replace(task, parts=parts))
             else:
                 found += self._piped(task)
         width = len(self.model.machine.counts)
         shape = Labels(np.zeros((0, 1)), bool(task.takes), bool(task.gives), task.parts)
         joined = join(found, _empty(shape), width)
-        if alone and self._is_root(task) and not self.model.chain:
-            return joined
+        if task.top:
+            everything = self._is_root(task) and not self.model.chain
+            return joined if everything else _quickest(joined)
         return self._affordable(
             prune(joined, self.config.front_limit, self.config.tolerance), task
         )
@@ -192,9 +194,9 @@ class Searcher:
             wires = _wiring(task, cut, edge=False)
             for beside, op, switch_s in self._memory_ways(task, cut):
                 first = Task(cut.first, task.takes & cut.first, task.gives & cut.first,
-                             task.parts, task.beside | beside & cut.second)  # fmt: skip
+                             task.parts, task.beside | beside & cut.second, task.top)  # fmt: skip
                 second = Task(cut.second, task.takes & cut.second, task.gives & cut.second,
-                              task.parts, task.beside | beside & cut.first)  # fmt: skip
+                              task.parts, task.beside | beside & cut.first, task.top)  # fmt: skip
                 for p, q in self._ways_in_turn(first, second):
                     rows = in_turn(p, q)
                     labels = compose.temporal(
@@ -231,7 +233,7 @@ class Searcher:
                 continue
             first = self.front(Task(cut.first, beside=task.beside))
             second = self.front(Task(cut.second, beside=task.beside))
-            rows = side_by_side(first, second, self.model.machine.counts, self._is_root(task))
+            rows = side_by_side(first, second, self.model.machine.counts, task.top)
             end = np.maximum(first.labels.x()[rows[0]], second.labels.x()[rows[1]])
             labels = Labels(end[:, None], False, False, 1)
             origin = Origin("parallel", first, second)
@@ -256,15 +258,14 @@ class Searcher:
             if not len(p):
                 continue
             q = self.front(second, blocks=block_last)
-            last = alone and self._is_root(task)
-            rows = side_by_side(p, q, self._budget(task), last)
+            rows = side_by_side(p, q, self._budget(task), task.top)
             wires = _wiring(task, cut, cut.edge)
             labels = compose.spatial(
                 task.parts, p.labels.take(rows[0]), q.labels.take(rows[1]), wires
             )
             origin = Origin("spatial", p, q, task.parts)
             front = self._kept(compose.front_of(origin, rows, labels), task)
-            if last and len(front):
+            if task.top and len(front) and self._is_root(task):
                 self.ceiling = min(self.ceiling, float(front.labels.x().min()) * self.slack())
             yield front
 
@@ -280,7 +281,7 @@ class Searcher:
         return SLACK if self.model.chain else DAG_SLACK
 
     def _is_root(self, task: Task) -> bool:
-        return task.members == (1 << len(self.model.names)) - 1
+        return task.top and task.members == (1 << len(self.model.names)) - 1
 
     # Bounds: on a chain every component lies on the only path, so each adds at least the time of
     # one micro-batch to any plan.
@@ -350,6 +351,10 @@ def _wiring(task: Task, cut: Cut, edge: bool) -> Wiring:
         bool(task.gives & cut.first),
         bool(task.gives & cut.second),
     )
+
+
+def _quickest(front: Front) -> Front:
+    return front.take(np.argmin(front.labels.x())[None]) if len(front) else front
 
 
 def _empty(shape: Labels) -> Labels:

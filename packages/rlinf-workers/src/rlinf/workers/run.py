@@ -63,8 +63,13 @@ class Run:
             self._metrics = (folder / "metrics.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}") from error
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder

@@ -1,0 +1,161 @@
+"""Mailbox: matches messages that arrive with receives that were asked for. No I/O.
+
+Order is kept per (source, tag). A receive from ANY takes the oldest message of its tag.
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlinf.comm.address import WorkerId
+from rlinf.comm.frame import Incoming
+from rlinf.comm.handle import Handle
+
+
+class Any_:  # noqa: N801 - the type of the constant ANY
+    """The type of `ANY`."""
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Final = Any_()
+
+Source = WorkerId | Any_
+
+
+class Letter:
+    """A message that has arrived: from whom, and the frame."""
+
+    __slots__ = ("epoch", "frame", "order", "source")
+
+    def __init__(self, source: WorkerId, epoch: int, frame: Incoming) -> None:
+        self.source = source
+        self.epoch = epoch
+        self.frame = frame
+        self.order = 0
+
+
+class Wish:
+    """A receive that waits. `fulfil` decodes, and completes the handle; False: nobody cares."""
+
+    __slots__ = ("fulfil", "handle", "source")
+
+    def __init__(
+        self, source: Source, handle: Handle[Any], fulfil: Callable[[Letter], bool]
+    ) -> None:
+        self.source = source
+        self.handle = handle
+        self.fulfil = fulfil
+
+
+class Mailbox:
+    """Thread-safe. Wishes are fulfilled outside its lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._order = itertools.count()
+        self._letters: dict[int, dict[WorkerId, deque[Letter]]] = {}
+        self._wishes: dict[int, deque[Wish]] = {}
+        self.nbytes = 0
+
+    def deliver(self, letter: Letter) -> bool:
+        """Give a letter to the first wish that takes it, else keep it; says whether taken."""
+        while True:
+            with self._lock:
+                wish = self._matching(letter)
+                if wish is None:
+                    letter.order = next(self._order)
+                    self._keep(letter)
+                    return False
+            if wish.fulfil(letter):
+                return True
+
+    def take(self, source: Source, tag: int) -> Letter | None:
+        """The oldest letter there is for this source and tag, if any."""
+        with self._lock:
+            return self._take(source, tag)
+
+    def wish(self, tag: int, wish: Wish) -> Letter | None:
+        """A letter that is there already, else None: the wish is kept for one that comes."""
+        with self._lock:
+            letter = self._take(wish.source, tag)
+            if letter is None:
+                self._wishes.setdefault(tag, deque()).append(wish)
+            return letter
+
+    def forget(self, tag: int, wish: Wish) -> None:
+        """Withdraw a wish (a letter may be on its way to it all the same)."""
+        with self._lock:
+            wishes = self._wishes.get(tag)
+            if wishes is not None and wish in wishes:
+                wishes.remove(wish)
+                if not wishes:
+                    del self._wishes[tag]
+
+    def give_back(self, letter: Letter) -> None:
+        """A letter taken for a wish that was withdrawn meanwhile: the next one may have it."""
+        while True:
+            with self._lock:
+                wish = self._matching(letter)
+                if wish is None:
+                    self._keep(letter, first=True)
+                    return
+            if wish.fulfil(letter):
+                return
+
+    def wishes(self, source: WorkerId | None = None) -> list[Wish]:
+        """What waits for this source in particular (None: everything that waits)."""
+        with self._lock:
+            return [
+                wish
+                for wishes in self._wishes.values()
+                for wish in wishes
+                if source is None or wish.source == source
+            ]
+
+    def is_empty(self) -> bool:
+        """Whether no letter lies here."""
+        return not self._letters
+
+    def _matching(self, letter: Letter) -> Wish | None:
+        wishes = self._wishes.get(letter.frame.tag)
+        if wishes is None:
+            return None
+        for index, wish in enumerate(wishes):
+            if wish.handle.done():
+                continue
+            if wish.source is ANY or wish.source == letter.source:
+                del wishes[index]
+                if not wishes:
+                    del self._wishes[letter.frame.tag]
+                return wish
+        return None
+
+    def _keep(self, letter: Letter, *, first: bool = False) -> None:
+        queue = self._letters.setdefault(letter.frame.tag, {}).setdefault(letter.source, deque())
+        if first:
+            queue.appendleft(letter)
+        else:
+            queue.append(letter)
+        self.nbytes += letter.frame.nbytes
+
+    def _take(self, source: Source, tag: int) -> Letter | None:
+        sources = self._letters.get(tag)
+        if sources is None:
+            return None
+        if isinstance(source, WorkerId):
+            queue = sources.get(source)
+        else:
+            queue = min(sources.values(), key=lambda letters: letters[0].order)
+        if queue is None:
+            return None
+        letter = queue.popleft()
+        if not queue:
+            del sources[letter.source]
+            if not sources:
+                del self._letters[tag]
+        self.nbytes -= letter.frame.nbytes
+        return letter

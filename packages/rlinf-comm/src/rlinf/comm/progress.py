@@ -1,0 +1,278 @@
+"""Loop: who reads the sockets of an endpoint, and when.
+
+Leader and followers on one poller. A thread that waits for a handle leads if nobody does: it polls
+and dispatches for everybody until its own handle is done, then the next waiter leads. Only while
+nobody waits does a background thread lead. When a waiter has gone, the background thread lingers
+for about a millisecond before it takes over, so that a thread that sends, waits, sends, waits is
+never answered by way of another thread; when one comes, it is kicked out of the poll.
+
+Nothing spins: every thread here is asleep in the poll, on a lock, or running a callback.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rlinf.comm.handle import Handle
+from rlinf.comm.poller import Poller
+from rlinf.comm.timers import Timer, Timers
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.001
+QUIET_ROUNDS = 5
+NOBODY = 0
+
+
+class _Gate:
+    """A one-shot wake-up that may be set more than once, from any thread."""
+
+    __slots__ = ("_lock", "_set")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._set = False
+
+    def set(self) -> None:
+        if not self._set:
+            self._set = True
+            try:
+                self._lock.release()
+            except RuntimeError:  # two threads set it at once: it is open, which is what we want
+                return
+
+    def wait(self, seconds: float | None) -> None:
+        self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
+
+
+class Loop:
+    """One endpoint's progress. Callbacks run on the leading thread, one at a time.
+
+    A callback may itself wait for a handle: the wait then polls from within (nested).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.poller = Poller()
+        self._timers = Timers()
+        self._mutex = threading.Lock()
+        self._leader = NOBODY
+        self._followers: deque[_Gate] = deque()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._before_sleep: list[Callable[[], None]] = []
+        self._busy: list[Callable[[], None]] = []
+        self._asleep = False
+        self._wakes_at: float | None = None
+        self._turns = 0
+        self._closed = False
+        self._parked = False
+        self._rest = threading.Lock()
+        self._rest.acquire()
+        self._thread = threading.Thread(target=self._background, name=name, daemon=True)
+        self._thread.start()
+
+    # -- what others ask for -------------------------------------------------------------------
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run `action` on the dispatching thread soon; from any thread, in order."""
+        self._posted.append(action)
+        if self._asleep or self._leader == NOBODY:
+            self.wake()
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Run `action` on the dispatching thread after that time."""
+        when = time.monotonic() + seconds
+        timer = self._timers.call_at(when, action)
+        self._wake_before(when)
+        return timer
+
+    def expire(self, when: float, handle: Handle[Any], error: Callable[[], BaseException]) -> None:
+        """Complete the handle with `error()` if it is still pending at `when`."""
+        self._timers.expire_at(when, handle, error)
+        handle.add_done_callback(lambda done: self._timers.forget(when, done))
+        self._wake_before(when)
+
+    def before_sleep(self, action: Callable[[], None]) -> None:
+        """Run `action` each time before the leader goes to sleep (to flush what was held back)."""
+        self._before_sleep.append(action)
+
+    def nested(self, action: Callable[[], None]) -> None:
+        """Run `action` now; a wait from within it runs it again first, before it polls.
+
+        For what reports frames already read: the poller would not say that there are more.
+        """
+        self._busy.append(action)
+        try:
+            action()
+        finally:
+            self._busy.pop()
+
+    def wake(self) -> None:
+        """Make the leader (whoever it is or will be) look again."""
+        if not self._closed:
+            self.poller.kick()
+
+    def is_dispatching(self) -> bool:
+        """Whether the calling thread is the one that runs callbacks just now."""
+        return self._leader == threading.get_ident()
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def drive(self, handle: Handle[Any], deadline: float | None) -> None:
+        """Make progress until the handle is done or the deadline has come."""
+        me = threading.get_ident()
+        if self._leader == me:
+            for action in tuple(self._busy):
+                action()
+            self._lead(handle, deadline)
+            return
+        while not handle.done() and not _passed(deadline):
+            gate: _Gate | None = None
+            with self._mutex:
+                if self._leader == NOBODY and not self._closed:
+                    self._leader = me
+                    self._turns += 1
+                else:
+                    gate = _Gate()
+                    self._followers.append(gate)
+                    if self._leader == self._thread.ident and self._asleep:
+                        self.wake()
+            if gate is None:
+                try:
+                    self._lead(handle, deadline)
+                finally:
+                    self._abdicate()
+            else:
+                self._follow(gate, handle, deadline)
+
+    def _follow(self, gate: _Gate, handle: Handle[Any], deadline: float | None) -> None:
+        if handle.add_waker(gate.set):
+            gate.wait(None if deadline is None else deadline - time.monotonic())
+        with self._mutex:
+            if gate in self._followers:
+                self._followers.remove(gate)
+            elif self._leader == NOBODY and (handle.done() or _passed(deadline)):
+                self._promote()  # chosen to lead, but with nothing left to wait for
+
+    def _lead(self, handle: Handle[Any], deadline: float | None) -> None:
+        me = threading.get_ident()
+
+        def wake() -> None:
+            if threading.get_ident() != me:
+                self.wake()
+
+        if not handle.add_waker(wake):
+            return
+        while not handle.done() and not self._closed:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self._round(left, handle)
+
+    def _abdicate(self) -> None:
+        with self._mutex:
+            self._leader = NOBODY
+            self._promote()
+
+    def _promote(self) -> None:
+        """Give the lead to a follower, else see that the background thread is about."""
+        self._turns += 1
+        if self._followers:
+            self._followers.popleft().set()
+        elif self._parked:
+            self._parked = False
+            self._rest.release()
+
+    # -- the background thread -----------------------------------------------------------------
+
+    def _background(self) -> None:
+        me = threading.get_ident()
+        quiet, seen = 0, -1
+        while not self._closed:
+            with self._mutex:
+                calm = self._turns == seen
+                seen = self._turns
+                leading = calm and self._leader == NOBODY and not self._followers
+                quiet = quiet + 1 if calm and not leading else 0
+                if leading:
+                    self._leader = me
+                elif quiet > QUIET_ROUNDS and self._leader != NOBODY:
+                    self._parked = True
+            if leading:
+                try:
+                    while not self._closed and not self._followers:
+                        self._round(None, None)
+                finally:
+                    self._abdicate()
+                seen, quiet = -1, 0
+            if self._parked:
+                self._rest.acquire()
+                seen, quiet = -1, 0
+            else:
+                self._rest.acquire(timeout=LINGER_S)
+
+    # -- one round of the leader ---------------------------------------------------------------
+
+    def _round(self, left: float | None, handle: Handle[Any] | None) -> None:
+        for action in self._before_sleep:
+            self._run(action)
+        due = self._timers.next_at()
+        self._asleep = True
+        if (
+            self._posted
+            or self._closed
+            or (handle is not None and handle.done())
+            or (handle is None and self._followers)
+        ):
+            left = 0.0
+        elif due is not None:
+            until = max(0.0, due - time.monotonic())
+            left = until if left is None else min(left, until)
+        self._wakes_at = None if left is None else time.monotonic() + left
+        try:
+            self.poller.poll(left)
+        except (OSError, ValueError):
+            if not self._closed:
+                raise
+        finally:
+            self._asleep = False
+        while self._posted:
+            self._run(self._posted.popleft())
+        self._timers.run(time.monotonic())
+
+    def _run(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception:
+            log.exception("a callback on the dispatching thread raised")
+
+    def _wake_before(self, when: float) -> None:
+        if self._asleep and (self._wakes_at is None or when < self._wakes_at):
+            self.wake()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """In a forked child: the thread is not there, and the descriptors are the parent's."""
+        self._closed = True
+        self.poller.close()
+
+    def close(self) -> None:
+        """Stop the background thread and give the descriptors back."""
+        self._closed = True
+        self.poller.kick()
+        with self._mutex:
+            if self._parked:
+                self._parked = False
+                self._rest.release()
+        if threading.get_ident() != self._thread.ident:
+            self._thread.join(5.0)
+        if self._leader in (NOBODY, threading.get_ident()):
+            self.poller.close()
+
+
+def _passed(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline

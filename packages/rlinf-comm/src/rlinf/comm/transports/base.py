@@ -1,0 +1,156 @@
+"""What a transport is: it listens at an address, dials one, and its links carry frames.
+
+A link begins unauthenticated: it carries handshake frames only, until its owner says otherwise.
+Whatever a link reports, it reports on the thread that dispatches for its endpoint.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from rlinf.comm.address import Address, WorkerId
+from rlinf.comm.config import CommConfig
+from rlinf.comm.frame import Incoming, Outgoing
+from rlinf.comm.progress import Loop
+
+_numbers = itertools.count(1)
+
+
+class LinkOwner(Protocol):
+    """Who a link reports to."""
+
+    def on_accept(self, link: "Link") -> None:
+        """A peer has dialled; it will have to authenticate."""
+
+    def on_open(self, link: "Link") -> None:
+        """A dialled link is up, a handshake may begin."""
+
+    def on_frame(self, link: "Link", frame: Incoming) -> None:
+        """A frame has arrived whole."""
+
+    def on_lost(self, link: "Link", reason: str) -> None:
+        """The link is gone; all that came before was reported. Called once."""
+
+
+class Link(ABC):
+    """One connection to one peer.
+
+    Attributes:
+        number: Unique in the process.
+        transport: Name of the transport it belongs to.
+        dialled: Whether this side made it.
+        peer: Who is at the other end; set by the handshake.
+        epoch: The incarnation of the peer; set by the handshake.
+        credit: Called for each frame that leaves: bytes consumed here since the last one.
+        used_at: When a payload frame last came or went, for the idle close.
+        clean: Whether the peer has said goodbye.
+        unsent: Frames that had not left whole when the link was lost.
+    """
+
+    transport: ClassVar[str]
+
+    def __init__(self, owner: LinkOwner, *, dialled: bool) -> None:
+        self.number = next(_numbers)
+        self.owner = owner
+        self.dialled = dialled
+        self.peer: WorkerId | None = None
+        self.epoch = 0
+        self.credit: Callable[[], int] = _no_credit
+        self.used_at = 0.0
+        self.clean = False
+        self.unsent: list[Outgoing] = []
+
+    @abstractmethod
+    def authenticate(self) -> None:
+        """The handshake is done: frames of every kind and size may come from now on."""
+
+    def stage(self, frame: Outgoing) -> bool:
+        """Take what the frame carries into memory of the transport, if it has such.
+
+        False where there is no room for it at present. Called without locks; may take time.
+        """
+        return True
+
+    def unstage(self, frame: Outgoing) -> None:
+        """The frame will not be sent: give back what `stage` took."""
+
+    @abstractmethod
+    def send(self, frame: Outgoing) -> bool:
+        """Send or queue a frame; never blocks. False if the link is gone.
+
+        With `frame.done` set, buffers are referred to until it completes; without, they may be
+        changed as soon as this returns (what could not be written at once has been copied).
+        """
+
+    @abstractmethod
+    def queued(self) -> bool:
+        """Whether frames are still waiting to leave."""
+
+    @abstractmethod
+    def close(self, reason: str) -> None:
+        """Drop the connection now; `on_lost` is called (soon) unless it was lost before."""
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors without a word to the peer."""
+
+
+def _no_credit() -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a transport is given by its endpoint.
+
+    Attributes:
+        name: Of the endpoint, unique on this host; for names of sockets and threads.
+        loop: Where to register descriptors and post callbacks.
+        config: The endpoint's settings.
+        owner: Whom links report to.
+    """
+
+    name: str
+    loop: Loop
+    config: CommConfig
+    owner: LinkOwner
+
+
+class Transport(ABC):
+    """One way of moving frames; made once an endpoint.
+
+    Class attributes:
+        name: What the entry point, `backend_priority` and `Choice` call it.
+        scheme: Of the addresses it listens at.
+    """
+
+    name: ClassVar[str]
+    scheme: ClassVar[str]
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why this transport cannot work on this host; None where it can."""
+        return None
+
+    @abstractmethod
+    def listen(self) -> Address:
+        """Begin to accept; the address is what peers dial (a port of 0 has become real)."""
+
+    @abstractmethod
+    def dial(self, address: Address) -> Link:
+        """Begin to connect; `owner.on_open` or `owner.on_lost` will follow. Never blocks."""
+
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Writable memory that can be sent without a copy; None where there is no such thing."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop listening and give everything back. Links are closed by their owner before."""
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors."""

@@ -19,8 +19,6 @@ _NUMPY_DTYPES: Final = {
     number: np.dtype(name) for number, name in enumerate(DTYPES) if hasattr(np, name)
 }
 _NUMBERS: Final = {dtype: number for number, dtype in _NUMPY_DTYPES.items()}
-# memoryview can cast only these to bytes.
-_CASTABLE: Final = {dtype for dtype in _NUMBERS if dtype.kind in "biuf"}
 
 
 def encode_array(walk: Walk, value: "np.ndarray[Any, Any]", depth: int) -> None:
@@ -69,13 +67,15 @@ def write_array(walk: Walk, value: "np.ndarray[Any, Any]") -> None:
 
 def bytes_of(value: "np.ndarray[Any, Any]") -> memoryview:
     """The elements as bytes in C order: a view where the layout allows, else a packed copy."""
-    if value.nbytes == 0:
-        return NOTHING
-    if not value.flags.c_contiguous:
-        value = value.copy(order="C")
-    if value.dtype in _CASTABLE:
-        return memoryview(value).cast("B")
-    return memoryview(value.reshape(-1).view(np.uint8))
+    try:
+        return value.data.cast("B")
+    except (TypeError, ValueError, BufferError):
+        # Not in C order, empty, or of a dtype that memoryview does not know.
+        if value.nbytes == 0:
+            return NOTHING
+        if not value.flags.c_contiguous:
+            value = value.copy(order="C")
+        return value.reshape(-1).view(np.uint8).data
 
 
 def address_of(value: Any) -> tuple[int, int] | None:
@@ -164,7 +164,10 @@ def dtype_named(name: str) -> "np.dtype[Any]":
     """
     if name.startswith("ml_dtypes:"):
         try:
-            return np.dtype(getattr(importlib.import_module("ml_dtypes"), name[10:]))
+            found: np.dtype[Any] = np.dtype(
+                getattr(importlib.import_module("ml_dtypes"), name[10:])
+            )
+            return found
         except (ImportError, AttributeError, TypeError) as error:
             raise ValueError(f"dtype {name} needs the package ml_dtypes: {error}") from None
     if len(name) > MAX_DTYPE_CHARS:

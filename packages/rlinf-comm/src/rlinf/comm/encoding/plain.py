@@ -3,10 +3,14 @@
 Which type goes where is in classify.py.
 """
 
+import sys
+from array import array
 from collections import OrderedDict
 from typing import Any, Final
 
 from rlinf.comm.encoding.structure import (
+    CODES,
+    FEW,
     INLINE_BYTES,
     INLINE_CHARS,
     INT_MAX,
@@ -17,6 +21,9 @@ from rlinf.comm.encoding.structure import (
 from rlinf.comm.encoding.walk import ENCODERS, PENDING, Forgetful, Refused, Walk
 
 _STRINGS: Final = {str}
+_INTS: Final = {int}
+_BOOLS: Final = {bool}
+_FLOATS: Final = {float}
 
 
 def encode_none(walk: Walk, value: None, depth: int) -> None:
@@ -107,7 +114,7 @@ def encode_memoryview(walk: Walk, value: memoryview, depth: int) -> None:
     if len(code) != 1:
         raise Refused(value, f"a memoryview of format {value.format!r} cannot be rebuilt")
     walk.program += (Op.MEMORYVIEW, walk.name(code), value.ndim)
-    walk.numbers += value.shape
+    walk.numbers += value.shape or ()
     if value.nbytes == 0:
         walk.buffers.append(memoryview(b""))
     elif value.c_contiguous:
@@ -167,7 +174,11 @@ def encode_items(walk: Walk, value: list[Any] | tuple[Any, ...], depth: int) -> 
 
 
 def _ints(walk: Walk, value: list[Any] | tuple[Any, ...]) -> bool:
-    if set(map(type, value)) != {int} or min(value) < INT_MIN or max(value) > INT_MAX:
+    if set(map(type, value)) != _INTS:
+        return False
+    if len(value) > FEW:
+        return any(_machine(walk, value, code) for code in range(3))
+    if min(value) < INT_MIN or max(value) > INT_MAX:
         return False
     walk.program.append(Op.INTS)
     walk.numbers.append(len(value))
@@ -175,8 +186,24 @@ def _ints(walk: Walk, value: list[Any] | tuple[Any, ...]) -> bool:
     return True
 
 
+def _machine(walk: Walk, value: list[Any] | tuple[Any, ...], code: int) -> bool:
+    try:
+        data = array(CODES[code], value)
+    except OverflowError:
+        return False
+    if sys.byteorder == "big":
+        data.byteswap()
+    if len(data) * data.itemsize > INLINE_BYTES:
+        walk.program += (Op.LONGS, code)
+        walk.buffers.append(memoryview(data).cast("B"))
+    else:
+        walk.program += (Op.SHORTS, code)
+        walk.blobs.append(data.tobytes())
+    return True
+
+
 def _bools(walk: Walk, value: list[Any] | tuple[Any, ...]) -> bool:
-    if set(map(type, value)) != {bool}:
+    if set(map(type, value)) != _BOOLS:
         return False
     walk.program.append(Op.BOOLS)
     walk.numbers.append(len(value))
@@ -185,8 +212,10 @@ def _bools(walk: Walk, value: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _reals(walk: Walk, value: list[Any] | tuple[Any, ...]) -> bool:
-    if set(map(type, value)) != {float}:
+    if set(map(type, value)) != _FLOATS:
         return False
+    if len(value) > FEW:
+        return _machine(walk, value, CODES.index("d"))
     walk.program.append(Op.REALS)
     walk.numbers.append(len(value))
     walk.reals += value

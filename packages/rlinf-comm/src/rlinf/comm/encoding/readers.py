@@ -1,6 +1,8 @@
 """How plain values and containers are built again: the counterpart of plain.py and classes.py."""
 
 import enum
+import sys
+from array import array
 from collections import OrderedDict
 from itertools import islice
 from typing import Any
@@ -8,10 +10,10 @@ from typing import Any
 from rlinf.comm.encoding.classes import has_dict, resolve
 from rlinf.comm.encoding.path import step_of
 from rlinf.comm.encoding.pickles import unpickle
-from rlinf.comm.encoding.structure import Op
+from rlinf.comm.encoding.structure import CODES, Op
 from rlinf.comm.encoding.template import COMPILERS, Malformed, Parser, Reader, Values
 
-_LISTS = frozenset({Op.LIST, Op.INTS, Op.REALS, Op.BOOLS, Op.TEXTS})
+_LISTS = frozenset({Op.LIST, Op.INTS, Op.REALS, Op.BOOLS, Op.TEXTS, Op.SHORTS, Op.LONGS})
 
 
 def read_none(values: Values) -> None:
@@ -97,6 +99,26 @@ def _exactly(items: list[Any], count: int) -> list[Any]:
     if len(items) != count:
         raise Malformed(f"a list of {count} has {len(items)} items")
     return items
+
+
+def compile_shorts(parser: Parser, depth: int, path: str) -> Reader:
+    """A list of machine numbers from a blob."""
+    code = CODES[parser.next()]
+    return lambda values: _numbers(code, next(values.blobs))
+
+
+def compile_longs(parser: Parser, depth: int, path: str) -> Reader:
+    """A list of machine numbers from a buffer."""
+    code = CODES[parser.next()]
+    return lambda values: _numbers(code, values.take())
+
+
+def _numbers(code: str, data: bytes | memoryview) -> list[Any]:
+    if sys.byteorder == "big":
+        swapped = array(code, data)
+        swapped.byteswap()
+        return swapped.tolist()
+    return memoryview(data).cast(code).tolist()  # type: ignore[call-overload,no-any-return]
 
 
 def compile_bytearray(parser: Parser, depth: int, path: str) -> Reader:
@@ -324,6 +346,8 @@ COMPILERS.update(
         Op.REALS: plain(read_reals),
         Op.BOOLS: plain(read_bools),
         Op.TEXTS: plain(read_texts),
+        Op.SHORTS: compile_shorts,
+        Op.LONGS: compile_longs,
         Op.TUPLE: compile_tuple,
         Op.SET: compile_set,
         Op.FROZENSET: compile_frozenset,

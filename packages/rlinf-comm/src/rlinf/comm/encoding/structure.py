@@ -19,6 +19,8 @@ take values from the header's lists, in order. The numbers are wire format: neve
     MEMORYVIEW  format, ndim    ndim numbers, buffer
     LIST        n                                                   n
     INTS REALS BOOLS TEXTS      number n, n values (a list)
+    SHORTS      code            blob of machine ints or doubles (a list)
+    LONGS       code            buffer of the same
     TUPLE                                                           1: a list
     SET FROZENSET               (children may hold no REF)          1: a list
     DICT        keys                                                one a key
@@ -40,50 +42,51 @@ take values from the header's lists, in order. The numbers are wire format: neve
     REF         n               (the n-th object to have been finished)
 """
 
-import enum
 from typing import Final
 
 
-class Op(enum.IntEnum):
-    """See the table above."""
+class Op:
+    """See the table above. Plain ints: an enum's members hash and compare many times slower."""
 
-    NONE = 0
-    BOOL = 1
-    INT = 2
-    BIG_INT = 3
-    REAL = 4
-    COMPLEX = 5
-    TEXT = 6
-    WIDE_TEXT = 7
-    LONG_TEXT = 8
-    BYTES = 9
-    LONG_BYTES = 10
-    BYTEARRAY = 11
-    MEMORYVIEW = 12
-    LIST = 13
-    INTS = 14
-    REALS = 15
-    BOOLS = 16
-    TEXTS = 17
-    TUPLE = 18
-    SET = 19
-    FROZENSET = 20
-    DICT = 21
-    MAPPING = 22
-    ORDERED = 23
-    RECORD = 24
-    NAMED = 25
-    MEMBER = 26
-    SCALAR = 27
-    ARRAY = 28
-    OBJECTS = 29
-    TENSOR = 30
-    DEVICE = 31
-    FOREIGN = 32
-    WINDOW = 33
-    PARCEL = 34
-    PICKLE = 35
-    REF = 36
+    NONE: Final = 0
+    BOOL: Final = 1
+    INT: Final = 2
+    BIG_INT: Final = 3
+    REAL: Final = 4
+    COMPLEX: Final = 5
+    TEXT: Final = 6
+    WIDE_TEXT: Final = 7
+    LONG_TEXT: Final = 8
+    BYTES: Final = 9
+    LONG_BYTES: Final = 10
+    BYTEARRAY: Final = 11
+    MEMORYVIEW: Final = 12
+    LIST: Final = 13
+    INTS: Final = 14
+    REALS: Final = 15
+    BOOLS: Final = 16
+    TEXTS: Final = 17
+    TUPLE: Final = 18
+    SET: Final = 19
+    FROZENSET: Final = 20
+    DICT: Final = 21
+    MAPPING: Final = 22
+    ORDERED: Final = 23
+    RECORD: Final = 24
+    NAMED: Final = 25
+    MEMBER: Final = 26
+    SCALAR: Final = 27
+    ARRAY: Final = 28
+    OBJECTS: Final = 29
+    TENSOR: Final = 30
+    DEVICE: Final = 31
+    FOREIGN: Final = 32
+    WINDOW: Final = 33
+    PARCEL: Final = 34
+    PICKLE: Final = 35
+    REF: Final = 36
+    SHORTS: Final = 37
+    LONGS: Final = 38
 
 
 MAX_DEPTH: Final = 100
@@ -94,6 +97,12 @@ INLINE_BYTES: Final = 512
 
 INLINE_CHARS: Final = 4096
 """Strings up to this length travel in the header, longer ones as a buffer."""
+
+FEW: Final = 16
+"""Lists of up to this many numbers travel as varints, longer ones as machine numbers."""
+
+CODES: Final = ("h", "i", "q", "d")
+"""The formats of machine numbers, in the words of `array`; little endian."""
 
 INT_MIN: Final = -(1 << 63)
 INT_MAX: Final = (1 << 63) - 1

@@ -60,9 +60,9 @@ class Values:
         return number
 
     def shape(self, ndim: int) -> tuple[int, ...]:
-        """The next shape."""
+        """The next shape; numpy will check that nothing in it is negative."""
         shape = tuple(islice(self.numbers, ndim))
-        if len(shape) != ndim or (shape and min(shape) < 0):
+        if len(shape) != ndim:
             raise Malformed(f"a shape of {shape} in {ndim} dimensions")
         return shape
 
@@ -139,7 +139,7 @@ REGISTERED: Final = frozenset(
         Op.LONG_TEXT, Op.LONG_BYTES, Op.BYTEARRAY, Op.MEMORYVIEW, Op.LIST, Op.INTS, Op.REALS,
         Op.BOOLS, Op.TEXTS, Op.TUPLE, Op.SET, Op.FROZENSET, Op.DICT, Op.MAPPING, Op.ORDERED,
         Op.RECORD, Op.NAMED, Op.ARRAY, Op.OBJECTS, Op.TENSOR, Op.DEVICE, Op.FOREIGN, Op.WINDOW,
-        Op.PARCEL, Op.PICKLE,
+        Op.PARCEL, Op.PICKLE, Op.SHORTS, Op.LONGS,
     }
 )  # fmt: skip
 """Operations whose objects count as finished ones, in the order in which they end."""

@@ -9,18 +9,14 @@ sparse and quantized tensors are pickled, whole storage and all.
 
 import functools
 import importlib
-import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-from rlinf.comm.encoding.arrays import NOTHING, bytes_of, share
+from rlinf.comm.encoding.arrays import bytes_of, share
 from rlinf.comm.encoding.pickles import encode_pickled
 from rlinf.comm.encoding.structure import DTYPES, FLAG_GRAD, FLAG_PARAMETER, NAMED_DTYPE, Op
 from rlinf.comm.encoding.walk import Walk
-
-if TYPE_CHECKING:
-    import torch
 
 # The dtype to look at the memory through, by element size.
 _RAW: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
@@ -39,23 +35,23 @@ class Torch:
         self.parameter = torch.nn.Parameter
         self.from_numpy = torch.from_numpy
         known = [(n, getattr(torch, name)) for n, name in enumerate(DTYPES) if hasattr(torch, name)]
-        self.dtypes: dict[int, torch.dtype] = dict(known)
-        self.numbers: dict[torch.dtype, int] = {dtype: n for n, dtype in known}
+        self.dtypes: dict[int, Any] = dict(known)
+        self.numbers: dict[Any, int] = {dtype: n for n, dtype in known}
         # Those numpy does not know by itself are looked at through another of the same size.
-        self.raw: dict[torch.dtype, torch.dtype | None] = {
+        self.raw: dict[Any, Any] = {
             dtype: None if hasattr(np, DTYPES[n]) else self.same_size(dtype) for n, dtype in known
         }
 
-    def same_size(self, dtype: "torch.dtype") -> "torch.dtype":
+    def same_size(self, dtype: Any) -> Any:
         """A dtype of the same size which numpy knows."""
-        return getattr(self.torch, _RAW[dtype.itemsize])  # type: ignore[no-any-return]
+        return getattr(self.torch, _RAW[dtype.itemsize])
 
-    def number(self, walk: Walk, dtype: "torch.dtype") -> int:
+    def number(self, walk: Walk, dtype: Any) -> int:
         """The number of a dtype, by name where it has none."""
         number = self.numbers.get(dtype)
         return NAMED_DTYPE + walk.name(str(dtype)) if number is None else number
 
-    def dtype(self, number: int, names: tuple[str, ...]) -> "torch.dtype":
+    def dtype(self, number: int, names: tuple[str, ...]) -> Any:
         """The dtype of a number in a program.
 
         Raises:
@@ -67,7 +63,7 @@ class Torch:
             raise ValueError(f"torch {self.torch.__version__} has no dtype {name}")
         return dtype
 
-    def view_dtype(self, dtype: "torch.dtype") -> "tuple[np.dtype[Any], torch.dtype | None]":
+    def view_dtype(self, dtype: Any) -> "tuple[np.dtype[Any], Any]":
         """The numpy dtype to build an array of, and the torch dtype to view it as (None: same)."""
         name = str(dtype).removeprefix("torch.")
         if hasattr(np, name) and name in DTYPES:
@@ -76,9 +72,9 @@ class Torch:
 
 
 @functools.cache
-def torch_of(module: Any) -> Torch:
-    """What the codec needs of the torch module."""
-    return Torch(module)
+def torch_of() -> Torch:
+    """What the codec needs of torch, which must be installed."""
+    return Torch(importlib.import_module("torch"))
 
 
 def loaded() -> Torch:
@@ -88,63 +84,59 @@ def loaded() -> Torch:
         ValueError: torch is not installed here.
     """
     try:
-        return torch_of(sys.modules.get("torch") or importlib.import_module("torch"))
+        return torch_of()
     except ImportError as error:
         raise ValueError(f"a torch tensor arrived, and torch cannot be imported: {error}") from None
 
 
-def encode_tensor(walk: Walk, value: "torch.Tensor", depth: int) -> None:
+def encode_tensor(walk: Walk, value: Any, depth: int) -> None:
     """A plain tensor or Parameter."""
     memo, key = walk.memo, id(value)
     number = memo.get(key)
     if number is not None:
         walk.program += (Op.REF, number)
         return
-    torch = torch_of(sys.modules["torch"])
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        encode_pickled(walk, value, depth)
-        return
-    flags = 0
-    if value.requires_grad:
-        flags = FLAG_GRAD if value.is_leaf else 0
-    if type(value) is torch.parameter:
-        flags |= FLAG_PARAMETER
-    if not value.is_cpu:
-        walk.program += (Op.DEVICE, walk.name(value.device.type))
+    torch = torch_of()
+    dtype = value.dtype
+    flags = FLAG_PARAMETER if type(value) is torch.parameter else 0
+    try:
+        # The usual case first: numpy() raises where there is anything unusual about the tensor.
+        raw = torch.raw[dtype]
+        host = value.numpy() if raw is None else value.view(raw).numpy()
+    except (KeyError, TypeError, RuntimeError):
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            encode_pickled(walk, value, depth)
+            return
+        if not value.is_cpu:
+            walk.program += (Op.DEVICE, walk.name(value.device.type))
+        if value.requires_grad and value.is_leaf:
+            flags |= FLAG_GRAD
+        host = _on_host(torch, value.detach())
     shared = walk.windows is not None and share(walk, key)
-    shape = value.shape
-    walk.program += (Op.TENSOR, flags, torch.number(walk, value.dtype), len(shape))
-    walk.numbers += shape
+    walk.program += (Op.TENSOR, flags, torch.number(walk, dtype), host.ndim)
+    walk.numbers += host.shape
     if not shared:
-        walk.buffers.append(_bytes_of(walk, torch, value))
+        memory = bytes_of(host)
+        walk.buffers.append(memory)
+        walk.spans.append((value.data_ptr(), memory.nbytes))
     walk.arrays.append(value)
     memo[key] = walk.done
     walk.done += 1
 
 
-def _bytes_of(walk: Walk, torch: Torch, value: "torch.Tensor") -> memoryview:
-    if value.numel() == 0:
-        return NOTHING
-    if value.requires_grad:
-        value = value.detach()
-    if value.is_conj() or value.is_neg():
-        value = value.resolve_conj().resolve_neg()
-    if not value.is_cpu:
-        value = value.cpu().contiguous()
-    elif value.is_contiguous():
-        walk.spans.append((value.data_ptr(), value.nbytes))
-    else:
-        value = value.contiguous()
-    dtype = value.dtype
-    raw = torch.raw[dtype] if dtype in torch.raw else torch.same_size(dtype)
+def _on_host(torch: Torch, value: Any) -> "np.ndarray[Any, Any]":
+    """The elements of a detached tensor in host memory, as a dtype of the same size."""
+    value = value.resolve_conj().resolve_neg().cpu()
+    raw = torch.raw[value.dtype] if value.dtype in torch.raw else torch.same_size(value.dtype)
     if raw is not None:
-        value = value.view(raw)
-    return bytes_of(value.numpy()) if value.is_complex() else memoryview(value.numpy()).cast("B")
+        value = value.contiguous().view(raw)
+    host: np.ndarray[Any, Any] = value.numpy()
+    return host
 
 
 def build(
     torch: Torch, memory: memoryview, shape: tuple[int, ...], kind: tuple[Any, Any, int]
-) -> "torch.Tensor":
+) -> Any:
     """A tensor over received memory, which must be writable.
 
     Args:
@@ -164,7 +156,7 @@ def build(
     return value
 
 
-def move(torch: Torch, value: "torch.Tensor", kind: str) -> "torch.Tensor":
+def move(torch: Torch, value: Any, kind: str) -> Any:
     """To the device of this kind where this side has one, keeping the flags."""
     backend = getattr(torch.torch, kind, None)
     if backend is None or not getattr(backend, "is_available", bool)():

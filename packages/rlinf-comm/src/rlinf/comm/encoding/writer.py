@@ -60,15 +60,13 @@ def _share(value: object, first: Walk, windows: Windows) -> Walk:
 
 def header_of(walk: Walk) -> bytes:
     """Serialise what a walk has collected."""
-    header = Header(structure=structure_of(walk))
-    if walk.numbers:
-        header.numbers.extend(walk.numbers)
-    if walk.reals:
-        header.reals.extend(walk.reals)
-    if walk.texts:
-        header.texts.extend(walk.texts)
-    if walk.blobs:
-        header.blobs.extend(walk.blobs)
+    header = Header(
+        structure=structure_of(walk),
+        numbers=walk.numbers or None,
+        reals=walk.reals or None,
+        texts=walk.texts or None,
+        blobs=walk.blobs or None,
+    )
     try:
         return header.SerializeToString()
     except EncodeError as error:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erlinf/comm/proto/message.proto\x12\nrlinf.comm\"Y\n\x06Header\x12\x11\n\tstructure\x18\x01 \x01(\x0c\x12\x0f\n\x07numbers\x18\x02 \x03(\x12\x12\r\n\x05reals\x18\x03 \x03(\x01\x12\r\n\x05texts\x18\x04 \x03(\t\x12\r\n\x05\x62lobs\x18\x05 \x03(\x0c\"o\n\tStructure\x12\x0f\n\x07program\x18\x01 \x03(\r\x12\"\n\x07\x63lasses\x18\x02 \x03(\x0b\x32\x11.rlinf.comm.Class\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.rlinf.comm.Keys\x12\r\n\x05names\x18\x04 \x03(\t\"F\n\x05\x43lass\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06\x66ields\x18\x02 \x03(\t\x12\x12\n\ndefinition\x18\x03 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x04 \x01(\x07\"\x14\n\x04Keys\x12\x0c\n\x04keys\x18\x01 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1erlinf/comm/proto/message.proto\x12\nrlinf.comm\"g\n\x06Header\x12\x11\n\tstructure\x18\x01 \x01(\x0c\x12\x0f\n\x07numbers\x18\x02 \x03(\x12\x12\r\n\x05reals\x18\x03 \x03(\x01\x12\r\n\x05texts\x18\x04 \x03(\t\x12\r\n\x05\x62lobs\x18\x05 \x03(\x0c\x12\x0c\n\x04slot\x18\x06 \x01(\r\"o\n\tStructure\x12\x0f\n\x07program\x18\x01 \x03(\r\x12\"\n\x07\x63lasses\x18\x02 \x03(\x0b\x32\x11.rlinf.comm.Class\x12\x1e\n\x04keys\x18\x03 \x03(\x0b\x32\x10.rlinf.comm.Keys\x12\r\n\x05names\x18\x04 \x03(\t\"F\n\x05\x43lass\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06\x66ields\x18\x02 \x03(\t\x12\x12\n\ndefinition\x18\x03 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x04 \x01(\x07\"\x14\n\x04Keys\x12\x0c\n\x04keys\x18\x01 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlinf.comm.proto.message_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HEADER']._serialized_start=46
-  _globals['_HEADER']._serialized_end=135
-  _globals['_STRUCTURE']._serialized_start=137
-  _globals['_STRUCTURE']._serialized_end=248
-  _globals['_CLASS']._serialized_start=250
-  _globals['_CLASS']._serialized_end=320
-  _globals['_KEYS']._serialized_start=322
-  _globals['_KEYS']._serialized_end=342
+  _globals['_HEADER']._serialized_end=149
+  _globals['_STRUCTURE']._serialized_start=151
+  _globals['_STRUCTURE']._serialized_end=262
+  _globals['_CLASS']._serialized_start=264
+  _globals['_CLASS']._serialized_end=334
+  _globals['_KEYS']._serialized_start=336
+  _globals['_KEYS']._serialized_end=356
 # @@protoc_insertion_point(module_scope)

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Header(_message.Message):
-    __slots__ = ("structure", "numbers", "reals", "texts", "blobs")
+    __slots__ = ("structure", "numbers", "reals", "texts", "blobs", "slot")
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     REALS_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     BLOBS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     structure: bytes
     numbers: _containers.RepeatedScalarFieldContainer[int]
     reals: _containers.RepeatedScalarFieldContainer[float]
     texts: _containers.RepeatedScalarFieldContainer[str]
     blobs: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, structure: _Optional[bytes] = ..., numbers: _Optional[_Iterable[int]] = ..., reals: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    slot: int
+    def __init__(self, structure: _Optional[bytes] = ..., numbers: _Optional[_Iterable[int]] = ..., reals: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[bytes]] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Structure(_message.Message):
     __slots__ = ("program", "classes", "keys", "names")

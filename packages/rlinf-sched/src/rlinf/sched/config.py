@@ -24,11 +24,16 @@ class SearchConfig:
         front_limit: points kept in one front; above it the front is thinned and the plan
             carries a bound.
         tolerance: relative width of the cells used when a front is thinned.
+        exact_components: workflows of more components are searched with narrow fronts, and the
+            plan's bound comes from a lower bound on any plan.
+        beam: rows kept for each use of devices in a narrow front.
     """
 
     micro_batches: tuple[int, ...] = ()
     front_limit: int = 2000
     tolerance: float = 0.002
+    exact_components: int = 4
+    beam: int = 2
 
     def __post_init__(self) -> None:
         if any(m < 1 for m in self.micro_batches):
@@ -55,6 +60,10 @@ class SearchConfig:
             if "front_limit" in found
             else given.front_limit,
             tolerance=found["tolerance"].number() if "tolerance" in found else given.tolerance,
+            exact_components=found["exact_components"].integer(1)
+            if "exact_components" in found
+            else given.exact_components,
+            beam=found["beam"].integer(1) if "beam" in found else given.beam,
         )
 
 

@@ -81,6 +81,9 @@ class CostModel:
         for i in range(count):
             for before in bits(self.pred[i]):
                 self.anc[i] |= 1 << before | self.anc[before]
+        self.depth = [0] * count
+        for i in range(count):
+            self.depth[i] = max((self.depth[a] + 1 for a in bits(self.pred[i])), default=0)
         self.chain = condensed.is_chain()
         self._tables: dict[tuple[int, str], dict[float, TimeTable]] = {}
         self._sizes: dict[tuple[int, int], Floats] = {}

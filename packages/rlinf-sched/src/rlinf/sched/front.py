@@ -13,6 +13,9 @@ from rlinf.sched.machine import Counts
 Floats = npt.NDArray[np.float64]
 Op = Literal["leaf", "whole", "spatial", "parallel", "temporal", "resident"]
 
+FLAT = 10
+"""Fronts of one resource and one rate are cheap to compose: so many times longer ones are kept."""
+
 BLOCK = 1 << 21
 """Comparisons done at once when fronts are thinned pairwise."""
 
@@ -105,7 +108,8 @@ def prune(front: Front, limit: int, tolerance: float) -> Front:
             return _flag(front.take(_lowest(front.used[:, 0], values[:, 0])))
         if values.shape[1] == 3 and not values[:, 2].any():
             kept = front.take(_staircase(front.used[:, 0], values[:, 0], values[:, 1]))
-            return _flag(kept if len(kept) <= limit else _thinned(kept, limit, tolerance))
+            most = limit * FLAT
+            return _flag(kept if len(kept) <= most else _thinned(kept, most, tolerance))
     if len(front) > limit:
         front = _first_in_cells(front, 0.0)
     if len(front) > limit * 4:
@@ -114,11 +118,35 @@ def prune(front: Front, limit: int, tolerance: float) -> Front:
     return kept if len(kept) <= limit else _thinned(kept, limit, tolerance)
 
 
+def narrow(front: Front, beam: int) -> Front:
+    """For each use of resources only the rows that end first, and that depart quickest."""
+    if len(front) < 2:
+        return _flag(front)
+    ends = front.labels.x()
+    rates = front.labels.values[:, -2] if front.labels.values.shape[1] > 1 else ends
+    n = front.used
+    chosen = []
+    for score in (ends, rates + 1e-3 * ends):
+        order = np.lexsort((score, *n.T[::-1]))
+        sorted_n = n[order]
+        fresh = np.r_[True, (sorted_n[1:] != sorted_n[:-1]).any(axis=1)]
+        starts = np.maximum.accumulate(np.where(fresh, np.arange(len(order)), 0))
+        rank = np.arange(len(order)) - starts
+        kept = order[rank < max(1, beam // 2)]
+        if n.shape[1] == 1:
+            best = np.minimum.accumulate(np.r_[np.inf, score[kept]])[:-1]
+            kept = kept[score[kept] < best]
+        chosen.append(kept)
+    rows = np.unique(np.concatenate(chosen))
+    return _flag(front.take(rows[np.argsort(n[rows, 0], kind="stable")]))
+
+
 def _flag(front: Front) -> Front:
     if front.used.shape[1] != 1:
         return front
     values = front.labels.values
     ordered = bool((np.diff(values, axis=0) <= 0).all()) if len(front) else True
+    ordered = ordered and bool((np.diff(front.used[:, 0]) > 0).all())
     return Front(
         front.used, front.labels, front.origins, front.origin, front.i, front.j, ordered,
         front.bound,

@@ -1,5 +1,6 @@
 """What there is to plan on: devices by type, and processor cores."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,10 +35,12 @@ class Machine:
         """The machine as far as the profile tells its parts apart."""
         names = device_names(devices)
         profiled = {t for entry in profile.components.values() for t in entry.types()}
-        found = list(dict.fromkeys(name.rpartition(":")[0] for name in names))
-        types = tuple(t for t in found if t in profiled) if profiled - {""} else ("",)
-        types = types or ("",)
-        counts = [sum(not t or n.rpartition(":")[0] == t for n in names) for t in types]
+        types: tuple[str, ...] = ("",)
+        counts = [len(names)]
+        if profiled - {""}:
+            found = Counter(name.rpartition(":")[0] for name in names)
+            types = tuple(t for t in found if t in profiled) or ("",)
+            counts = [found[t] if t else len(names) for t in types]
         if profile.cores and any(entry.cores for entry in profile.components.values()):
             counts.append(int(profile.cores))
         return cls(names, types, np.array(counts, np.int64))

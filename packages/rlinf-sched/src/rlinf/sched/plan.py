@@ -62,7 +62,7 @@ class Plan:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise PlanError("tree", f"components appear more than once: {', '.join(repeated)}")
-        self.placements()
+        self._check_devices()
 
     @property
     def kind(self) -> Kind:
@@ -83,31 +83,42 @@ class Plan:
         Raises:
             PlanError: the tree takes more devices than the plan has.
         """
-        found = [(leaf, parts, self._names(leaf, at)) for leaf, parts, at in spans(self.root, {})]
-        users: dict[str, int] = {}
-        for _, _, names in found:
-            for name in names:
-                users[name] = users.get(name, 0) + 1
+        found = list(spans(self.root, {}))
+        pools = {leaf.device_type: self._pool(leaf.device_type) for leaf, _, _ in found}
+        placed = []
+        for leaf, parts, first in found:
+            names = pools[leaf.device_type][first : first + leaf.devices]
+            placed.append((leaf, parts, names, set(names)))
         return {
             leaf.component: Placement(
                 component=leaf.component,
                 devices=names,
                 chunk=-(-self.batch // parts) if parts is not None and parts > 1 else None,
-                shared=any(users[name] > 1 for name in names),
+                shared=any(
+                    not owned.isdisjoint(others)
+                    for k, (_, _, _, others) in enumerate(placed)
+                    if k != position
+                ),
                 position=position,
             )
-            for position, (leaf, parts, names) in enumerate(found)
+            for position, (leaf, parts, names, owned) in enumerate(placed)
         }
 
-    def _names(self, leaf: Leaf, first: int) -> tuple[str, ...]:
-        kind = leaf.device_type
-        pool = [d for d in self.devices if not kind or d.rpartition(":")[0] == kind]
-        if first + leaf.devices > len(pool):
-            needed, owned = first + leaf.devices, len(pool)
-            of = f" of type {kind!r}" if kind else ""
-            reason = f"needs devices {first} to {needed - 1}{of}, the plan has {owned}"
-            raise PlanError(leaf.component, reason)
-        return tuple(pool[first : first + leaf.devices])
+    def _pool(self, kind: str) -> tuple[str, ...]:
+        if not kind:
+            return self.devices
+        return tuple(name for name in self.devices if name.rpartition(":")[0] == kind)
+
+    def _check_devices(self) -> None:
+        owned: dict[str, int] = {}
+        for leaf, _, first in spans(self.root, {}):
+            kind = leaf.device_type
+            if kind not in owned:
+                owned[kind] = len(self._pool(kind))
+            if first + leaf.devices > owned[kind]:
+                of = f" of type {kind!r}" if kind else ""
+                needed = f"needs devices {first} to {first + leaf.devices - 1}{of}"
+                raise PlanError(leaf.component, f"{needed}, the plan has {owned[kind]}")
 
     def to_dict(self) -> PlainData:
         """Plain data for YAML or JSON."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from rlinf.sched import compose
 from rlinf.sched.algebra import Labels
+from rlinf.sched.bounds import lower_bound
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel
 from rlinf.sched.evaluate import evaluate
@@ -63,10 +64,10 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
         raise model.explain_infeasible()
     tree, bound = found[0]
     seconds = evaluate(tree, model, staleness).seconds
-    if not model.chain and not staleness:
-        timed = [(evaluate(t, model).seconds, k) for k, (t, _) in enumerate(found)]
-        shortlist = [found[k][0] for _, k in sorted(timed)]
-        seconds, tree = polish(shortlist, model)
+    if not staleness and (not model.chain or bound):
+        seconds, tree = polish([t for t, _ in found], model)
+    if bound and not staleness:
+        bound = min(bound, max(0.0, seconds / lower_bound(model) - 1))
     used = staleness if isinstance(tree, Parallel) else 0
     total = seconds + model.profile.sync_s
     return Plan(tree, model.machine.devices, model.batch, total, used, bound)
@@ -80,10 +81,11 @@ def candidates(
     coarse: Front | None = None
     ceiling = np.inf
     if not staleness and _many(model):
-        first = Searcher(model, config, sizes=COARSE)
+        first = Searcher(model, config, sizes=COARSE, narrow=len(model.names) > 3)
         coarse = first.best()
         ceiling = min(first.ceiling, _quickest(coarse) * first.slack())
-    searcher = Searcher(model, config, ceiling)
+    narrow = len(model.names) > config.exact_components + model.chain
+    searcher = Searcher(model, config, ceiling, narrow=narrow)
     if staleness:
         front = _overlapped(searcher, everything, staleness)
     else:
@@ -91,7 +93,7 @@ def candidates(
     front = front if len(front) or coarse is None else coarse
     ends = front.labels.x()
     order = np.argsort(ends, kind="stable")[: 1 if model.chain else CANDIDATES]
-    return [(rebuild(front, int(row), None), front.bound) for row in order]
+    return [(rebuild(front, int(row), None), np.inf if narrow else searcher.bound) for row in order]
 
 
 def _many(model: CostModel) -> bool:

@@ -1,18 +1,73 @@
-"""Improving plans of workflows that are no chain, by laying their neighbours out in time."""
+"""Improving plans by laying their neighbours out in time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rlinf.sched.cost import CostModel
 from rlinf.sched.evaluate import evaluate
-from rlinf.sched.tree import Leaf, Loop, Parallel, Spatial, Temporal, Tree
+from rlinf.sched.machine import any_size
+from rlinf.sched.tree import Leaf, Loop, Spatial, Tree, width
 
-STARTS = 3
-STEPS = 12
+ROUNDS = 6
+TRIES = 400
+GAIN = 1 - 1e-9
 
 
 def polish(plans: Sequence[Tree], model: CostModel) -> tuple[float, Tree]:
-    """The best plan found from the given ones, and its seconds."""
-    timed = [(evaluate(plan, model).seconds, k, plan) for k, plan in enumerate(plans)]
-    seconds, _, tree = min(timed)
+    """The best of the plans, improved by changing one thing at a time; and its seconds.
+
+    Tried: the next larger and smaller size of a component, half and twice the micro-batches of a
+    segment, a component in or out of its pipeline. The number of tries is fixed, so the answer
+    does not depend on the clock.
+    """
+    timed = [(evaluate(plan, model).seconds, k) for k, plan in enumerate(plans)]
+    seconds, best = min(timed)
+    tree, tries = plans[best], 0
+    for _ in range(ROUNDS):
+        before = seconds
+        for neighbour in list(_neighbours(tree, model)):
+            tries += 1
+            if tries > TRIES or not _fits(neighbour, model):
+                continue
+            there = evaluate(neighbour, model).seconds
+            if there < seconds * GAIN:
+                seconds, tree = there, neighbour
+        if seconds >= before * GAIN:
+            break
     return seconds, tree
+
+
+def _fits(tree: Tree, model: CostModel) -> bool:
+    total = len(model.machine.devices)
+    counts = dict(zip(model.machine.types, model.machine.counts.tolist(), strict=False))
+    used = width(tree)
+    return all(n <= counts.get(kind, total) for kind, n in used.items())
+
+
+def _neighbours(tree: Tree, model: CostModel) -> Iterator[Tree]:
+    if isinstance(tree, Leaf):
+        yield from _resized(tree, model)
+        return
+    if isinstance(tree, Loop):
+        return
+    for first in _neighbours(tree.first, model):
+        yield replace(tree, first=first)
+    for second in _neighbours(tree.second, model):
+        yield replace(tree, second=second)
+    if isinstance(tree, Spatial):
+        for parts in (tree.micro_batches // 2, tree.micro_batches * 2):
+            if 1 <= parts <= model.batch:
+                yield replace(tree, micro_batches=parts)
+
+
+def _resized(leaf: Leaf, model: CostModel) -> Iterator[Leaf]:
+    if model.tight or leaf.cores:
+        return
+    known = model.graph[leaf.component].sizes or any_size(len(model.machine.devices))
+    sizes = sorted(known)
+    at = sizes.index(leaf.devices) if leaf.devices in sizes else 0
+    for k in (at - 1, at + 1):
+        if 0 <= k < len(sizes):
+            yield replace(leaf, devices=sizes[k])
+    if model.graph[leaf.component].chunked:
+        yield replace(leaf, micro_batches=1 if leaf.micro_batches is None else None)

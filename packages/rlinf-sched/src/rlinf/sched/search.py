@@ -14,11 +14,17 @@ from rlinf.sched.algebra import Labels
 from rlinf.sched.compose import Wiring
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel, bits
-from rlinf.sched.front import Front, Op, Origin, join, prune
+from rlinf.sched.front import Front, Op, Origin, join, narrow, prune
 from rlinf.sched.machine import Counts
 from rlinf.sched.pairing import in_turn, side_by_side
 
 SLACK = 1 + 1e-9
+
+NEVER = 1 << 40
+"""More devices than there are."""
+
+FEW = 4
+"""About so many numbers of micro-batches are tried with narrow fronts."""
 
 DAG_SLACK = 1.25
 """Where departures meet, plans may be priced too high: those up to this factor above the best
@@ -69,12 +75,16 @@ class Searcher:
         config: limits.
         ceiling: only plans quicker than this matter.
         sizes: how many options of each component to look at at most; 0: all.
+        narrow: keep few rows of each front; the bound then says nothing.
+        bound: relative error which thinned fronts can have caused so far.
     """
 
     model: CostModel
     config: SearchConfig
     ceiling: float = np.inf
     sizes: int = 0
+    narrow: bool = False
+    bound: float = 0.0
     _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
     _cuts: dict[int, list[Cut]] = field(default_factory=dict)
     _floors: list[float] = field(default_factory=list)
@@ -114,8 +124,23 @@ class Searcher:
     def cuts(self, members: int) -> list[Cut]:
         """All cuts of a convex set."""
         if members not in self._cuts:
-            self._cuts[members] = list(self._down_sets(members))
+            found = self._prefixes(members) if self.narrow else self._down_sets(members)
+            self._cuts[members] = list(found)
         return self._cuts[members]
+
+    def _prefixes(self, members: int) -> Iterator[Cut]:
+        """Cuts along two topological orders: by depth, and by what is left to do."""
+        model = self.model
+        inside = bits(members)
+        seen = set()
+        for order in (inside, sorted(inside, key=lambda i: (model.depth[i], i))):
+            first = 0
+            for i in order[:-1]:
+                first |= 1 << i
+                if first not in seen:
+                    seen.add(first)
+                    second = members & ~first
+                    yield Cut(first, second, any(model.succ[k] & second for k in bits(first)))
 
     def _down_sets(self, members: int) -> Iterator[Cut]:
         model = self.model
@@ -178,6 +203,8 @@ class Searcher:
         if task.top:
             everything = self._is_root(task) and not self.model.chain
             return joined if everything else _quickest(joined)
+        if self.narrow:
+            return self._affordable(narrow(joined, self.config.beam), task)
         return self._affordable(
             prune(joined, self.config.front_limit, self.config.tolerance), task
         )
@@ -248,7 +275,7 @@ class Searcher:
         model, alone = self.model, not task.takes and not task.gives
         block_last = model.chain and bool(task.gives)
         for cut in self.cuts(task.members):
-            if alone and not cut.edge:
+            if alone and not cut.edge or not self._promising(task, cut):
                 continue
             feeding = [i for i in bits(cut.first) if model.succ[i] & cut.second]
             fed = [i for i in bits(cut.second) if model.pred[i] & cut.first]
@@ -275,7 +302,8 @@ class Searcher:
             2**k for k in range(1, batch.bit_length()) if 2**k <= batch
         )
         least = 1 if self.model.switching else 2
-        yield from sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
+        found = sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
+        yield from found[1 :: max(1, len(found) // FEW)] if self.narrow else found
 
     def slack(self) -> float:
         return SLACK if self.model.chain else DAG_SLACK
@@ -303,6 +331,7 @@ class Searcher:
 
     def _kept(self, front: Front, task: Task) -> Front:
         """Without the rows that lead to no plan below the ceiling."""
+        self.bound = max(self.bound, front.bound)
         if not np.isfinite(self.ceiling) or not len(front) or task.beside:
             return front
         end = front.labels.x()
@@ -329,9 +358,20 @@ class Searcher:
             reserved += self._least_size(inside[-1] + 1, task.parts)
         return counts - reserved
 
+    def _promising(self, task: Task, cut: Cut) -> bool:
+        """On a chain: both ends of the cut's edge can stay below the ceiling side by side."""
+        if not self.model.chain or not np.isfinite(self.ceiling):
+            return True
+        left, right = cut.first.bit_length() - 1, cut.second & -cut.second
+        least = self._least_size(left, task.parts)
+        least += self._least_size(right.bit_length() - 1, task.parts)
+        return least <= self._budget(task)[0]
+
     def _least_size(self, i: int, parts: int) -> int:
         """The fewest devices on which a pipelined component stays below the ceiling."""
         key = (i, parts)
+        if len(self.model.machine.counts) > 1:
+            return 0
         if key not in self._least:
             limit = self.ceiling - self._floor(1 << i)
             least = []
@@ -339,7 +379,7 @@ class Searcher:
                 options = self.model.options(i, p)
                 enough = np.flatnonzero(options.seconds * p <= limit)
                 least += [int(options.used[enough[0], 0])] if len(enough) else []
-            self._least[key] = min(least, default=0)
+            self._least[key] = min(least, default=NEVER)
         return self._least[key]
 
 

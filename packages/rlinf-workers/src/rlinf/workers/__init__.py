@@ -1,1 +1,86 @@
-"""rlinf.workers."""
+"""rlinf.workers: groups of workers, the flow between them, and who looks after them.
+
+Names are loaded on first use, so that importing this package is quick and does nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlinf.workers.cluster import Cluster, ClusterConfig
+    from rlinf.workers.config import load
+    from rlinf.workers.errors import (
+        Aborted,
+        CallError,
+        ClusterClosed,
+        ConfigError,
+        InfeasiblePlacement,
+        MethodUnknown,
+        StageError,
+        StartError,
+        WorkerDied,
+        WorkerError,
+        explain,
+    )
+    from rlinf.workers.group import Group, WorkerGroup, wait_all
+    from rlinf.workers.program import main_guard, make_plan
+    from rlinf.workers.records import ChunkRecord, StageReport
+    from rlinf.workers.worker import Context, Worker, stage
+
+__all__ = [
+    "Aborted",
+    "CallError",
+    "ChunkRecord",
+    "Cluster",
+    "ClusterClosed",
+    "ClusterConfig",
+    "ConfigError",
+    "Context",
+    "Group",
+    "InfeasiblePlacement",
+    "MethodUnknown",
+    "StageError",
+    "StageReport",
+    "StartError",
+    "Worker",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerGroup",
+    "explain",
+    "load",
+    "main_guard",
+    "make_plan",
+    "stage",
+    "wait_all",
+]
+
+_MODULES = {
+    "cluster": ("Cluster", "ClusterConfig"),
+    "config": ("load",),
+    "errors": (
+        "Aborted",
+        "CallError",
+        "ClusterClosed",
+        "ConfigError",
+        "InfeasiblePlacement",
+        "MethodUnknown",
+        "StageError",
+        "StartError",
+        "WorkerDied",
+        "WorkerError",
+        "explain",
+    ),
+    "group": ("Group", "WorkerGroup", "wait_all"),
+    "program": ("main_guard", "make_plan"),
+    "records": ("ChunkRecord", "StageReport"),
+    "worker": ("Context", "Worker", "stage"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

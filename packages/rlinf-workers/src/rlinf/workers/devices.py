@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlinf.sched import Placement
-
 from rlinf.workers.errors import InfeasiblePlacement
 
-__all__ = ["Node", "device_names", "local_cores", "node_of", "rank_devices"]
+__all__ = ["Node", "check_local", "device_names", "local_cores", "node_of", "rank_devices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +76,21 @@ def rank_devices(
     for rank, share in enumerate(shares):
         _check_one_node(f"{group}/{rank}", share)
     return shares
+
+
+def check_local(devices: Iterable[str], cores: Sequence[str]) -> None:
+    """Refuse cores that this machine does not have.
+
+    Raises:
+        InfeasiblePlacement: With the arithmetic.
+    """
+    wanted = [device for device in devices if device.startswith("core:")]
+    if any(device not in cores for device in wanted):
+        raise InfeasiblePlacement(
+            f"devices names {len(wanted)} cores ({', '.join(wanted)}), but this process may use "
+            f"{len(cores)} ({', '.join(cores)}); name those, or leave devices out",
+            needed=len(wanted), available=len(cores),
+        )  # fmt: skip
 
 
 def _check_present(group: str, wanted: Sequence[str], available: Sequence[str]) -> None:

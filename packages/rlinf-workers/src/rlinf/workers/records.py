@@ -26,7 +26,6 @@ class ChunkRecord:
         locked_s: Time spent waiting for the devices and loading onto them (0: not shared).
         items_in: Items of the chunk.
         items_out: Outputs committed.
-        bytes_in: Encoded size of the items.
         tokens: Sum of `Worker.count_tokens` over the outputs (over the items for the last stage).
         emitted: When each output was committed, one time an output, ascending.
     """
@@ -42,7 +41,6 @@ class ChunkRecord:
     locked_s: float
     items_in: int
     items_out: int
-    bytes_in: int
     tokens: int
     emitted: tuple[float, ...]
 

@@ -21,6 +21,7 @@ __all__ = [
     "Died",
     "Event",
     "Fail",
+    "Forget",
     "Heard",
     "Join",
     "Kill",
@@ -72,6 +73,14 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody waits for the call any more: do not send it again."""
+
+    worker: str
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """This incarnation is constructed and takes calls."""
 
@@ -112,7 +121,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Join | Submit | Started | Answered | Heard | Died | Tick
+Event = Join | Submit | Forget | Started | Answered | Heard | Died | Tick
 
 # -- commands: what is to be done -----------------------------------------------------------------
 
@@ -233,6 +242,8 @@ class Supervision:
             member.calls[event.call] = None
             if member.running:
                 yield Send(event.worker, member.incarnation, event.call)
+        elif isinstance(event, Forget):
+            self._members[event.worker].calls.pop(event.call, None)
         else:
             member = self._members[event.worker]
             if event.incarnation != member.incarnation:

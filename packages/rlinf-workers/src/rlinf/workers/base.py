@@ -1,0 +1,73 @@
+"""What a worker is where it runs: its place in the job, and the hooks the framework calls."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rlinf.comm import Endpoint, WorkerId
+from rlinf.sched import Placement
+
+__all__ = ["Context", "WorkerBase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """How this instance came to be where it is.
+
+    Attributes:
+        placement: What the plan says about the group; None where it was launched without one.
+        devices: Devices of this rank, a part of the placement's.
+        incarnation: 0 for the first start, one more after each restart.
+        threads: Threads this rank should compute with: its cores, at least one.
+    """
+
+    placement: Placement | None = None
+    devices: tuple[str, ...] = ()
+    incarnation: int = 0
+    threads: int = 1
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Indexes of this rank's CPU cores among those the launching process may use."""
+        names = (device.rpartition("/")[2].partition(":") for device in self.devices)
+        return tuple(int(index) for kind, _, index in names if kind == "core")
+
+
+class WorkerBase:
+    """What a worker has and may override; `Worker` adds how a group of it is made."""
+
+    restarts: ClassVar[int | None] = None
+    """How often a dead worker is restarted with no call done in between. 0: its state cannot be
+    rebuilt, its death stops the job. None: the cluster decides; 0 where a stage has a `finish`."""
+
+    endpoint: Endpoint
+    id: WorkerId
+    rank: int
+    world_size: int
+    context: Context
+
+    # -- hooks, run on the worker's main thread ---------------------------------------------------
+
+    def onload(self) -> None:
+        """Bring the state onto this rank's devices, which are held from now on."""
+
+    def offload(self) -> None:
+        """Free this rank's devices: another group computes on them next. Loses no state."""
+
+    def resident_bytes(self) -> int:
+        """Memory this worker occupies on its devices just now."""
+        return 0
+
+    def recovered(self) -> None:
+        """Called instead of nothing in a restarted worker, after its constructor, before any call.
+
+        The place to fetch from others what the dead incarnation had, such as current weights. The
+        others may be busy in a stage: ask a service of theirs (`self.endpoint.call`), which their
+        dispatching thread answers. If it raises, the restart has failed.
+        """
+
+    def close(self) -> None:
+        """Called when the worker is shut down in good order; not when it is killed."""
+
+    def count_tokens(self, item: Any) -> int:
+        """Tokens that an item stands for in the records: its `token_count`, or 0."""
+        return int(getattr(item, "token_count", 0))

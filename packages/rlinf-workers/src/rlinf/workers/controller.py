@@ -1,0 +1,314 @@
+"""Carries out what `supervision` decides: starts, pings, kills and restarts, sends calls.
+
+Events come from many threads (callers, dispatching threads, the launcher's watch); each is stepped
+under a lock, and the commands that follow are carried out in order, by one thread at a time and
+outside the lock. Starting and killing, which may take a while, go to a thread of their own.
+"""
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.comm import CommError, Endpoint, Event, Handle, Lost, Request
+from rlinf.comm.errors import CodecError, RemoteError
+from rlinf.workers import supervision as sv
+from rlinf.workers.errors import Aborted, ClusterClosed, StartError, WorkerError
+from rlinf.workers.launch.base import Launcher, Process, Program
+from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Probe, Shutdown
+
+__all__ = ["Controller", "Factory"]
+
+log = logging.getLogger(__name__)
+
+Factory = Callable[[int], Program]
+"""Makes the program of a worker's incarnation."""
+LAST_WORDS_S = 2.0
+"""How long to wait for the launcher's account of a death before making do with our own."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A worker's place: how to make its program, and what was started of it."""
+
+    factory: Factory
+    started: Handle[None]
+    process: Process | None = None
+    incarnation: int = -1
+    epoch: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call somebody waits for."""
+
+    worker: str
+    call: Call
+    handle: Handle[Any]
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Controller:
+    """Supervises the workers of one job from the process that started it.
+
+    Args:
+        endpoint: Of this process; serves "controller" from now on.
+        launcher: Starts and kills.
+        limits: Deadlines.
+    """
+
+    def __init__(self, endpoint: Endpoint, launcher: Launcher, limits: sv.Limits) -> None:
+        self._endpoint, self._launcher = endpoint, launcher
+        self._core = sv.Supervision(limits)
+        self._seats: dict[str, _Seat] = {}
+        self._calls: dict[int, _Pending] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._commands: deque[sv.Command] = deque()
+        self._carrying = False
+        self._closed = threading.Event()
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="rlinf-launch")
+        self._clock = threading.Thread(target=self._tick, name="rlinf-supervision", daemon=True)
+        endpoint.add_sink(self._watch)
+        endpoint.serve("controller", self._hello)
+        self._clock.start()
+
+    # -- for groups and the cluster ---------------------------------------------------------------
+
+    @property
+    def failure(self) -> WorkerError | None:
+        """Why the job was stopped; None while it was not."""
+        return self._core.stopped
+
+    def join(self, worker: str, restarts: int, factory: Factory) -> None:
+        """Start a worker and look after it from now on. Returns at once."""
+        limit = self._core.limits.start_s
+        self._seats[worker] = _Seat(factory, Handle(f"start of {worker}", timeout_s=limit))
+        self._step(sv.Join(worker, restarts))
+
+    def started(self, worker: str) -> Handle[None]:
+        """Done once the worker has started for the first time; fails with the job's failure."""
+        return self._seats[worker].started
+
+    def submit(self, worker: str, call: Call, what: str) -> Handle[Any]:
+        """Call a worker, as soon as it has started; sent again should it die and be restarted.
+
+        The handle fails with what the method raised, `WorkerDied`, `Aborted` or `ClusterClosed`.
+        """
+        handle: Handle[Any] = Handle(what, timeout_s=None)
+        self._calls[call.number] = _Pending(worker, call, handle)
+        if self._closed.is_set():
+            self._fail(call.number, ClusterClosed(f"{what}: the cluster is closed"))
+        else:
+            self._step(sv.Submit(worker, call.number))
+        return handle
+
+    def number(self) -> int:
+        """A call number that was not used before."""
+        return next(self._numbers)
+
+    def abort(self, number: int, because: str) -> None:
+        """Ask the worker to give up a call; its handle fails with `Aborted` at once."""
+        pending = self._calls.get(number)
+        if pending is None:
+            return
+        text = f"{pending.worker}.{pending.call.method} was given up: {because}"
+        pending.handle.set_error(Aborted(text, worker=pending.worker, because=because))
+        self._step(sv.Forget(pending.worker, number))
+        self._calls.pop(number, None)
+        if self._core.is_running(pending.worker):
+            self._tell(pending.worker, Abort(number, because))
+
+    def close(self, grace_s: float) -> None:
+        """End all workers: ask them, wait so long, then kill what is left. Pending calls fail."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for number, pending in list(self._calls.items()):
+            text = f"{pending.handle.what}: the cluster was closed before it was done"
+            self._fail(number, ClusterClosed(text))
+        seats = [seat for seat in self._seats.values() if seat.process is not None]
+        if self.failure is None:
+            for worker in self._seats:
+                if self._core.is_running(worker):
+                    self._tell(worker, Shutdown())
+        else:
+            grace_s = 0.0
+        self._hands.shutdown(wait=True, cancel_futures=True)
+        deadline = time.monotonic() + grace_s
+        for seat in seats:
+            assert seat.process is not None
+            if not seat.process.join(max(0.0, deadline - time.monotonic())):
+                seat.process.kill()
+        self._clock.join()
+
+    # -- what comes in ----------------------------------------------------------------------------
+
+    def _hello(self, request: Request) -> None:
+        hello: Hello = request.payload
+        seat = self._seats[hello.worker]
+        if self._closed.is_set():
+            request.fail(ClusterClosed(f"{hello.worker}: the cluster was closed while it started"))
+            return
+        request.reply(None)
+        if hello.fault is not None:
+            died = sv.Died(hello.worker, hello.incarnation, str(hello.fault), hello.fault)
+            self._step(died)
+            return
+        seat.epoch = request.epoch
+        seat.started.set_result(None)
+        self._step(sv.Started(hello.worker, hello.incarnation, hello.pid))
+
+    def _watch(self, event: Event) -> None:
+        seat = self._seats.get(str(event.peer)) if isinstance(event, Lost) else None
+        if seat is not None and event.epoch == seat.epoch:
+            # The launcher knows better how it ended, if it knows already.
+            self._hands_do(self._lost, str(event.peer), seat.incarnation)
+
+    def _lost(self, worker: str, incarnation: int) -> None:
+        seat = self._seats[worker]
+        if seat.incarnation == incarnation and seat.process is not None:
+            seat.process.join(LAST_WORDS_S)
+        self._step(sv.Died(worker, incarnation, "its connection broke"))
+
+    def _tick(self) -> None:
+        while not self._closed.wait(self._core.limits.heartbeat_s):
+            self._step(sv.Tick())
+
+    def _step(self, event: sv.Event) -> None:
+        with self._lock:
+            self._commands.extend(self._core.step(event, time.monotonic()))
+        self._carry_out()
+
+    # -- what goes out ----------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        while True:
+            with self._lock:
+                if self._carrying or not self._commands:
+                    return
+                self._carrying = True
+                command = self._commands.popleft()
+            try:
+                self._do(command)
+            finally:
+                with self._lock:
+                    self._carrying = False
+
+    def _do(self, command: sv.Command) -> None:
+        if isinstance(command, sv.Send):
+            self._send(command)
+        elif isinstance(command, sv.Release):
+            self._release(command.call)
+        elif isinstance(command, sv.Fail):
+            self._fail(command.call, command.error)
+        elif isinstance(command, sv.Launch):
+            self._hands_do(self._launch, command)
+        elif isinstance(command, sv.Kill):
+            log.warning("%s died: %s", command.worker, command.cause)
+            self._hands_do(_kill, self._seats[command.worker].process)
+        elif isinstance(command, sv.Ping):
+            self._ping(command)
+        else:
+            log.error("the job was stopped: %s", command.error)
+            for seat in self._seats.values():
+                seat.started.set_error(command.error)
+                self._hands_do(_kill, seat.process)
+
+    def _send(self, command: sv.Send) -> None:
+        pending = self._calls.get(command.call)
+        if pending is None:
+            return
+        try:
+            answer = self._endpoint.call(SERVICE, pending.call, to=command.worker, timeout=None)
+        except CommError as error:  # such as an argument that cannot be encoded
+            self._conclude(command, pending, None, error)
+            return
+        answer.add_done_callback(lambda done: self._answered(command, pending, done))
+
+    def _answered(self, command: sv.Send, pending: _Pending, done: Handle[Any]) -> None:
+        error = done.exception()
+        self._conclude(command, pending, done.result(0) if error is None else None, error)
+
+    def _conclude(
+        self, command: sv.Send, pending: _Pending, value: Any, error: BaseException | None
+    ) -> None:
+        if isinstance(error, CommError) and not isinstance(error, (CodecError, RemoteError)):
+            self._hands_do(self._lost, command.worker, command.incarnation)
+            return
+        pending.value, pending.error = value, error
+        self._step(sv.Answered(command.worker, command.incarnation, command.call))
+
+    def _release(self, number: int) -> None:
+        pending = self._calls.pop(number, None)
+        if pending is None:
+            return
+        if pending.error is None:
+            pending.handle.set_result(pending.value)
+            return
+        trace = getattr(pending.error, "traceback", None)
+        if trace:
+            pending.error.add_note(f"traceback on {pending.worker}:\n{trace}")
+        pending.handle.set_error(pending.error)
+
+    def _fail(self, number: int, error: WorkerError) -> None:
+        pending = self._calls.pop(number, None)
+        if pending is not None:
+            pending.handle.set_error(error)
+
+    def _ping(self, command: sv.Ping) -> None:
+        heard = sv.Heard(command.worker, command.incarnation)
+
+        def answered(done: Handle[Any]) -> None:
+            if done.exception() is None:
+                self._step(heard)
+
+        self._tell(command.worker, Probe(), answered)
+
+    def _tell(
+        self, worker: str, message: object, then: Callable[[Handle[Any]], None] | None = None
+    ) -> None:
+        """Send what the worker's dispatching thread answers; a failure shows in supervision."""
+        with contextlib.suppress(CommError):
+            limit = self._core.limits.silence_s
+            answer = self._endpoint.call(SERVICE, message, to=worker, timeout=limit)
+            if then is not None:
+                answer.add_done_callback(then)
+
+    # -- on the launching thread ------------------------------------------------------------------
+
+    def _hands_do(self, function: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # raised once the cluster is being closed
+            self._hands.submit(function, *args)
+
+    def _launch(self, command: sv.Launch) -> None:
+        seat = self._seats[command.worker]
+
+        def ended(cause: str) -> None:
+            if not self._closed.is_set():
+                self._step(sv.Died(command.worker, command.incarnation, cause))
+
+        if self.failure is not None:
+            return
+        try:
+            process = self._launcher.start(seat.factory(command.incarnation), ended)
+        except Exception as error:  # noqa: BLE001 - a thread's edge; becomes the job's failure
+            text = (
+                str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
+            )
+            fault = StartError(f"{command.worker} was not started: {text}", worker=command.worker)
+            self._step(sv.Died(command.worker, command.incarnation, str(fault), fault))
+            return
+        seat.process, seat.incarnation = process, command.incarnation
+
+
+def _kill(process: Process | None) -> None:
+    if process is not None:
+        process.kill()

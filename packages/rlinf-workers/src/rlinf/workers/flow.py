@@ -1,0 +1,217 @@
+"""The loop around a stage, and the only place where a placement is acted on.
+
+For each chunk: lease it from the input channel; where the devices are shared with another group,
+hold their lock (in the order of iterations, then of the flow) around onload, work and offload;
+call the method; commit the outputs and acknowledge the chunk in one step on the channel server.
+So a temporal plan makes groups take turns, and a spatial one lets them work side by side, with no
+difference in the program. A worker killed at any point loses nothing and repeats nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf.channel import Channel, ChannelClosed, DeviceLock, Lease
+from rlinf.channel import Timeout as ChannelTimeout
+from rlinf.workers.base import WorkerBase
+from rlinf.workers.messages import Call, Flow
+from rlinf.workers.records import ChunkRecord, StageReport
+from rlinf.workers.stage import Stage, stages
+
+__all__ = ["StageRunner"]
+
+Output = tuple[Any, float]
+LOOK_S = 1.0
+"""How often a wait for a chunk looks whether the call was given up."""
+
+
+class StageRunner:
+    """Carries out the stage calls of one worker, on its main thread.
+
+    Args:
+        worker: Constructed, with its context.
+        chunk: Items to take at a time; None: everything until the input is closed.
+    """
+
+    def __init__(self, worker: WorkerBase, chunk: int | None) -> None:
+        self._worker, self._chunk = worker, chunk
+        self._stages = stages(type(worker))
+        placement = worker.context.placement
+        self._position = placement.position if placement else 0
+        shared = placement is not None and placement.shared and worker.context.devices
+        self._lock = DeviceLock(worker.endpoint, worker.context.devices) if shared else None
+
+    def run(self, call: Call, check: Callable[[], None]) -> StageReport:
+        """Loop until the input is closed and empty.
+
+        `check` is called often and raises to give up. Whatever the method raises goes through,
+        after its chunk was given back.
+        """
+        assert call.flow is not None
+        endpoint = self._worker.endpoint
+        source = call.flow.input.open(endpoint)
+        target = call.flow.output.open(endpoint) if call.flow.output is not None else None
+        work = _Work(call, call.flow, self._stages[call.method], check, source, target)
+        while (lease := self._next(work)) is not None:
+            with lease:
+                self._do(work, lease)
+        if work.mark.finish and not work.finished:
+            with self._hold(work):
+                self._finish(work)
+        return StageReport(
+            worker=str(self._worker.id),
+            stage=call.method,
+            iteration=call.flow.iteration,
+            records=tuple(work.records),
+            values=tuple(work.values),
+            result=work.result,
+        )
+
+    def _next(self, work: "_Work") -> Lease | None:
+        """The next chunk; None where no more will come."""
+        work.waiting_since = time.monotonic()
+        while True:
+            work.check()
+            try:
+                return work.source.lease_batch(max_items=self._chunk, timeout=LOOK_S)
+            except ChannelTimeout:
+                continue
+            except ChannelClosed:
+                return None
+
+    def _do(self, work: "_Work", lease: Lease) -> None:
+        items = list(lease)
+        record = _Open(work, items, time.monotonic())
+        with self._hold(work):
+            record.start()
+            method = getattr(self._worker, work.call.method)
+            answer = method(items, *work.call.args, **(work.call.kwargs or {}))
+            if isinstance(answer, Iterator):
+                self._stream(work, lease, answer, record)
+            else:
+                outputs = _outputs(answer, len(items)) if work.target is not None else []
+            if self._chunk is None and work.mark.finish:
+                self._finish(work)
+        if not isinstance(answer, Iterator):
+            if work.target is not None:
+                lease.commit(outputs, to=work.target)
+                record.emit([output for output, _ in outputs])
+            else:
+                work.values.append(answer)
+        tokens = sum(map(self._worker.count_tokens, record.outputs or items))
+        work.records.append(record.close(str(self._worker.id), tokens))
+
+    def _stream(self, work: "_Work", lease: Lease, answer: Iterator[Any], record: "_Open") -> None:
+        """Pass on each output as it comes, and settle its item."""
+        left = set(range(len(record.items)))
+        for emitted in answer:
+            work.check()
+            index, output, weight = _emitted(emitted)
+            if index not in left:
+                raise ValueError(f"yielded item {index}, which is not one of {sorted(left)}")
+            left.remove(index)
+            if work.target is not None:
+                lease.commit_items([index], [(output, weight)], to=work.target)
+                record.emit([output])
+        if left:
+            raise ValueError(f"ended without an output for the items {sorted(left)} of its chunk")
+
+    def _finish(self, work: "_Work") -> None:
+        work.finished = True
+        work.result = getattr(self._worker, work.mark.finish)()
+
+    @contextmanager
+    def _hold(self, work: "_Work") -> Iterator[None]:
+        """Have the devices to oneself, with the worker's state on them."""
+        if self._lock is None:
+            yield
+            return
+        with self._lock.hold((work.flow.iteration, self._position), timeout=None):
+            work.check()
+            self._worker.onload()
+            try:
+                yield
+            finally:
+                self._worker.offload()
+
+
+@dataclass(slots=True)
+class _Work:
+    """One stage call in progress."""
+
+    call: Call
+    flow: Flow
+    mark: Stage
+    check: Callable[[], None]
+    source: Channel
+    target: Channel | None
+    waiting_since: float = 0.0
+    finished: bool = False
+    result: Any = None
+    values: list[Any] = field(default_factory=list)
+    records: list[ChunkRecord] = field(default_factory=list)
+
+
+class _Open:
+    """A record that is being made."""
+
+    def __init__(self, work: _Work, items: Sequence[Any], leased: float) -> None:
+        self.items = items
+        self.outputs: list[Any] = []
+        self._work, self._leased = work, leased
+        self._emitted: list[float] = []
+        self._started = self._began = 0.0
+
+    def start(self) -> None:
+        self._started, self._began = time.time(), time.monotonic()
+
+    def emit(self, outputs: Sequence[Any]) -> None:
+        self.outputs.extend(outputs)
+        self._emitted += [self._now()] * len(outputs)
+
+    def close(self, worker: str, tokens: int) -> ChunkRecord:
+        work = self._work
+        return ChunkRecord(
+            worker=worker,
+            stage=work.call.method,
+            iteration=work.flow.iteration,
+            input=work.source.name,
+            output=work.target.name if work.target is not None else "",
+            start=self._started,
+            end=self._now(),
+            waited_s=self._leased - work.waiting_since,
+            locked_s=self._began - self._leased,
+            items_in=len(self.items),
+            items_out=len(self.outputs),
+            tokens=tokens,
+            emitted=tuple(self._emitted),
+        )
+
+    def _now(self) -> float:
+        return self._started + time.monotonic() - self._began
+
+
+def _outputs(answer: Any, items: int) -> list[Output]:
+    """What a chunk function returned, as pairs of output and weight."""
+    if isinstance(answer, tuple) and len(answer) == 2:
+        outputs, weights = answer
+        return list(zip(outputs, weights, strict=True))
+    if not isinstance(answer, list):
+        raise TypeError(f"returned {type(answer).__name__}: a stage returns a list of outputs")
+    if len(answer) != items:
+        raise ValueError(
+            f"returned {len(answer)} outputs for {items} items; return (outputs, weights) where "
+            "their number differs"
+        )
+    return [(output, 1.0) for output in answer]
+
+
+def _emitted(emitted: Any) -> tuple[int, Any, float]:
+    if not isinstance(emitted, tuple) or len(emitted) not in (2, 3):
+        raise TypeError(
+            f"yielded {type(emitted).__name__}: a stage yields (index, output[, weight])"
+        )
+    index, output, *weight = emitted
+    return index, output, weight[0] if weight else 1.0

@@ -1,0 +1,268 @@
+"""Groups: N workers of one class, called as one.
+
+    group = Scorer.group(cluster, bonus=1.0, count=2).launch(plan.placements()["scorer"])
+    handle = group.score(samples, scored)      # a stage, between two channels
+    group.save("/tmp/x").result()              # any other method, on every rank
+
+A call returns at once with a Handle of the list of results, one a rank. Calls made before the
+workers have started wait for them.
+"""
+
+import difflib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from rlinf.channel import Channel, ChannelRef
+from rlinf.comm import DEFAULT, Handle
+from rlinf.comm.handle import TimeoutLike
+from rlinf.sched import Placement, Plan
+from rlinf.workers.base import Context, WorkerBase
+from rlinf.workers.cluster import Cluster
+from rlinf.workers.devices import rank_devices
+from rlinf.workers.errors import Aborted, MethodUnknown
+from rlinf.workers.messages import Call, Flow
+from rlinf.workers.process import WorkerProgram
+from rlinf.workers.stage import public_methods, stages
+
+__all__ = ["Group", "Method", "WorkerGroup", "wait_all"]
+
+W = TypeVar("W", bound=WorkerBase)
+
+
+class Group(Generic[W]):
+    """A group that is described but not started; made by `Worker.group`."""
+
+    def __init__(
+        self, cluster: Cluster, cls: type[W], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        self._cluster, self._cls = cluster, cls
+        self._args, self._kwargs = tuple(args), dict(kwargs)
+        self.named(None, 1, None)
+
+    def named(self, name: str | None, count: int, restarts: int | None) -> "Group[W]":
+        """Set what `Worker.group` takes beside the constructor's arguments."""
+        self._name = name or self._cls.__name__.lower()
+        self._count = count
+        chosen = self._cls.restarts if restarts is None else restarts
+        if chosen is None:
+            gathers = any(mark.finish for mark in stages(self._cls).values())
+            chosen = 0 if gathers else self._cluster.config.restarts
+        self._restarts = chosen
+        return self
+
+    def launch(self, place: Placement | Plan | None = None) -> "WorkerGroup":
+        """Start the workers and return at once; see `WorkerGroup.wait_ready`.
+
+        Args:
+            place: Where: the group's placement, or a plan that has a component of its name. None:
+                anywhere, with one thread a worker, whole iterations at a time and no device lock.
+
+        Raises:
+            InfeasiblePlacement: The cluster does not have the devices, or ranks cannot share them.
+        """
+        placement, chunk = self._place(place)
+        available = self._cluster.devices
+        shares = rank_devices(self._name, self._count, placement, available)
+        self._cluster.claim(self._name)
+        group = WorkerGroup(self._cluster, self._cls, self._name, tuple(range(self._count)))
+        for rank, devices in enumerate(shares):
+            self._join(f"{self._name}/{rank}", placement, devices, chunk)
+        return group
+
+    def _place(self, place: Placement | Plan | None) -> tuple[Placement | None, int | None]:
+        if not isinstance(place, Plan):
+            return place, place.chunk if place is not None else None
+        placements = place.placements()
+        if self._name not in placements:
+            known = ", ".join(placements)
+            raise KeyError(f"the plan has no component {self._name!r}; it has {known}")
+        placement = placements[self._name]
+        # Several ranks that take a whole iteration at once take equal parts of it.
+        parts = self._count if placement.chunk is None else 1
+        return placement, placement.chunk if parts == 1 else -(-place.batch // parts)
+
+    def _join(
+        self, id: str, placement: Placement | None, devices: tuple[str, ...], chunk: int | None
+    ) -> None:
+        context = Context(placement=placement, devices=devices)
+        threads = max(1, len(context.cores))
+
+        def program(incarnation: int) -> WorkerProgram:
+            return WorkerProgram(
+                id=id,
+                cls=self._cls,
+                args=self._args,
+                kwargs=self._kwargs,
+                world_size=self._count,
+                context=Context(placement, devices, incarnation, threads),
+                chunk=chunk,
+                comm=self._cluster.comm,
+            )
+
+        self._cluster.controller.join(id, self._restarts, program)
+
+
+class WorkerGroup:
+    """Started workers. Attribute access gives their methods; see the module."""
+
+    def __init__(
+        self, cluster: Cluster, cls: type[WorkerBase], name: str, ranks: tuple[int, ...]
+    ) -> None:
+        self._cluster, self._cls, self._ranks = cluster, cls, ranks
+        self._methods = public_methods(cls)
+        self._stages = stages(cls)
+        self._calls = 0
+        self.name = name
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The workers' names, in order of rank."""
+        return tuple(f"{self.name}/{rank}" for rank in self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __getitem__(self, rank: int) -> "WorkerGroup":
+        """The group reduced to one rank."""
+        return WorkerGroup(self._cluster, self._cls, self.name, (self._ranks[rank],))
+
+    def __getattr__(self, name: str) -> "Method":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._methods:
+            near = difflib.get_close_matches(name, self._methods, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self._methods)}"
+            kind = self._cls.__name__
+            raise MethodUnknown(f"{kind} (group {self.name}) has no public method {name!r}; {hint}")
+        return Method(self, name)
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until every worker is constructed.
+
+        Raises:
+            StartError: A constructor raised, or a process could not be started.
+            rlinf.comm.Timeout: Not within `timeout` seconds.
+        """
+        controller = self._cluster.controller
+        gather([controller.started(id) for id in self.ids], f"start of {self.name}").result(timeout)
+
+    def call(
+        self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Handle[list[Any]]:
+        """What `group.method(*args, **kwargs)` does."""
+        flow, rest = None, list(args)
+        if method in self._stages and args and isinstance(args[0], Channel | ChannelRef):
+            flow, rest = self._flow(list(args))
+        plain = tuple(map(_reference, rest))
+        named = {key: _reference(value) for key, value in kwargs.items()}
+        controller = self._cluster.controller
+        calls = [Call(controller.number(), method, plain, named, flow) for _ in self._ranks]
+        what = f"{self.name}.{method}"
+        if flow is not None:
+            self._cluster.stage_begins(flow, [call.number for call in calls])
+        handles = [
+            controller.submit(id, call, f"{id}.{method}")
+            for id, call in zip(self.ids, calls, strict=True)
+        ]
+        if flow is None:
+            return gather(handles, what)
+        numbers = [call.number for call in calls]
+        return gather(handles, what, lambda out: self._cluster.stage_ended(flow, numbers, out))
+
+    def _flow(self, args: list[Any]) -> tuple[Flow, list[Any]]:
+        source, rest = _reference(args[0]), args[1:]
+        target = None
+        if rest and isinstance(rest[0], Channel | ChannelRef):
+            target, rest = _reference(rest[0]), rest[1:]
+        self._calls += 1
+        return Flow(source, target, self._cluster.iteration(source.name, self._calls)), rest
+
+
+class Method:
+    """A method of a group, ready to be called."""
+
+    def __init__(self, group: WorkerGroup, name: str) -> None:
+        self._group, self._name = group, name
+
+    def __repr__(self) -> str:
+        return f"<{self._group.name}.{self._name} on {len(self._group)} worker(s)>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Handle[list[Any]]:
+        """Call it on every rank. Channels among the arguments arrive as `ChannelRef`.
+
+        A stage called with channels, `(input, output, ...)` or `(input, ...)`, gives a list of
+        `StageReport`; once every rank is done the output channel is closed.
+        """
+        return self._group.call(self._name, args, kwargs)
+
+
+Ending = Callable[[list[Any] | BaseException], Handle[None] | None]
+
+
+def gather(
+    handles: Sequence[Handle[Any]], what: str, ending: Ending | None = None
+) -> Handle[list[Any]]:
+    """One handle for several: the list of their results, or the first error.
+
+    `ending` is called once with that list or error; the list waits for the handle it returns.
+    """
+    gathered: Handle[list[Any]] = Handle(what, timeout_s=None)
+    left = len(handles)
+    lock = threading.Lock()
+
+    def succeed() -> None:
+        results = [handle.result(0) for handle in handles]
+        after = ending(results) if ending is not None else None
+        if after is None:
+            gathered.set_result(results)
+        else:
+            after.add_done_callback(lambda done: _pass_on(done, gathered, results))
+
+    def one_done(handle: Handle[Any]) -> None:
+        nonlocal left
+        error = handle.exception()
+        with lock:
+            left -= 1
+            last = left == 0
+        if error is not None:
+            if gathered.set_error(error) and ending is not None:
+                ending(error)
+        elif last and not gathered.done():
+            succeed()
+
+    for handle in handles:
+        handle.add_done_callback(one_done)
+    if not handles:
+        succeed()
+    return gathered
+
+
+def _pass_on(done: Handle[None], gathered: Handle[list[Any]], results: list[Any]) -> None:
+    error = done.exception()
+    if error is None:
+        gathered.set_result(results)
+    else:
+        gathered.set_error(error)
+
+
+def wait_all(handles: Sequence[Handle[Any]], timeout: TimeoutLike = DEFAULT) -> list[Any]:
+    """Wait for all handles and return their results in order; the first error, in time, is raised.
+
+    Without a timeout it waits for as long as the workers live: the death or silence of any of them
+    completes its handles. An `Aborted` call is a consequence of another's failure, which is raised.
+    """
+    limit = None if timeout is DEFAULT else timeout
+    everything = gather(handles, ", ".join(handle.what for handle in handles))
+    try:
+        return everything.result(limit)
+    except Aborted:
+        for handle in handles:
+            error = handle.exception()
+            if error is not None and not isinstance(error, Aborted):
+                raise error from None
+        raise
+
+
+def _reference(value: Any) -> Any:
+    return value.ref if isinstance(value, Channel) else value

@@ -1,0 +1,1 @@
+"""Launchers start processes, watch them and end them; what runs there is not their affair."""

@@ -1,0 +1,36 @@
+"""The environment of a launched process: the one place of this folder that touches it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlinf.workers.config import worker_environment
+
+__all__ = ["limit_threads", "quiet_ray"]
+
+QUIET_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # a dead worker is reported by its group, once
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep every accelerator visible to every worker
+    "RAY_SCHEDULER_EVENTS": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_METRICS_REPORT_INTERVAL_MS": "0",
+}
+
+
+def limit_threads(threads: int) -> None:
+    """Bound the compute threads of libraries which this process has not imported yet."""
+    os.environ.update(worker_environment(threads))
+
+
+@contextmanager
+def quiet_ray() -> Iterator[None]:
+    """Settings that Ray reads as it starts; what the user has set stays. Restored at the end."""
+    added = {name: value for name, value in QUIET_RAY.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -1,0 +1,68 @@
+"""Everything in this process, one thread a program: for pdb, for tests, for small machines.
+
+Messages are encoded all the same, and go through the in-process transport.
+"""
+
+import logging
+import threading
+import traceback
+
+from rlinf.comm import MemoryRegistry
+from rlinf.workers.devices import Node, local_cores
+from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
+
+__all__ = ["InlineLauncher"]
+
+log = logging.getLogger(__name__)
+JOIN_S = 5.0
+
+
+class InlineLauncher(Launcher):
+    """Runs programs on threads. A thread cannot be killed: `kill` only stops watching it."""
+
+    def __init__(self) -> None:
+        self.registry = MemoryRegistry()
+        self._threads: list[_Thread] = []
+
+    def nodes(self) -> tuple[Node, ...]:
+        """This machine."""
+        return (Node("", (("core", len(local_cores())),)),)
+
+    def start(self, program: Program, ended: Ended) -> Process:
+        """Start the program on a thread of its own."""
+        thread = _Thread(program, Link(self.registry, own_process=False), ended)
+        self._threads.append(thread)
+        return thread
+
+    def close(self) -> None:
+        """Wait a little for threads which were told to end; say which did not."""
+        for thread in self._threads:
+            if not thread.join(JOIN_S):
+                log.warning("%s is still busy and cannot be ended before this process", thread.name)
+
+
+class _Thread(Process):
+    def __init__(self, program: Program, link: Link, ended: Ended) -> None:
+        self.name = program.id
+        self._program, self._link, self._ended = program, link, ended
+        self._thread = threading.Thread(target=self._run, name=program.id, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._program.run(self._link)
+        except SystemExit as error:
+            self._ended(f"it called sys.exit({error.code!r})")
+        except BaseException as error:  # noqa: BLE001 - a thread's edge; reported
+            log.debug("%s ended with an error\n%s", self.name, traceback.format_exc())
+            self._ended(f"{type(error).__name__}: {error}")
+        else:
+            self._ended("it ended by itself")
+
+    def kill(self) -> None:
+        """Nothing: a thread cannot be killed. What it still says is not listened to."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()

@@ -1,0 +1,302 @@
+"""Processes on a Ray cluster, started here or joined. Ray starts and watches; calls go over comm.
+
+One actor is one process, whose main thread runs one program. A local cluster has no dashboard, no
+log forwarding and a temporary folder of its own, and is gone with everything in it after `close`.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from rlinf.comm import RegistryClient, RegistryServer
+from rlinf.comm.host import host_id
+from rlinf.workers.devices import Node, node_of
+from rlinf.workers.errors import StartError
+from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
+from rlinf.workers.launch.config import limit_threads, quiet_ray
+
+__all__ = ["RayLauncher"]
+
+log = logging.getLogger(__name__)
+OBJECT_STORE_BYTES = 80 << 20
+"""About the least Ray accepts: nothing of ours goes through its object store."""
+GONE_S = 10.0
+
+
+class RayLauncher(Launcher):
+    """Starts one Ray actor a program.
+
+    Args:
+        address: Of a running cluster; empty: start one on this machine, with its end.
+        cores: How many CPUs a local cluster says it has.
+        show_output: Whether what workers print appears on this terminal.
+
+    Joining waits until the cluster has answered; a local one starts in the background, so that
+    whoever starts it can prepare other things meanwhile, and its errors come from `start`. A
+    process that is connected to Ray already stays so: that cluster is used, and left as it is.
+    """
+
+    def __init__(self, address: str = "", *, cores: int = 1, show_output: bool = False) -> None:
+        self._address = address
+        self._options = _options(address, cores, show_output)
+        self._processes: list[_Actor] = []
+        self._nodes: dict[str, str] = {}
+        self._folder = "" if address else tempfile.mkdtemp(prefix="rlinf-")
+        self._ready = threading.Event()
+        self._error: StartError | None = None
+        self._leaving = threading.Event()
+        self._guest = False
+        self._thread = threading.Thread(target=self._stay, name="rlinf-ray", daemon=True)
+        self._thread.start()
+        if address:
+            self._await()
+        self.registry = RegistryServer(host=_own_host() if address else "127.0.0.1")
+
+    def _stay(self) -> None:
+        """Connect, stay until the end, and disconnect: all on one thread.
+
+        The kernel ends Ray's processes when the thread that started them ends.
+        """
+        try:
+            import ray
+
+            self._connect()
+        except Exception as error:  # noqa: BLE001 - a thread's edge; raised again by `start`
+            what = f"cannot join Ray at {self._address}" if self._address else "cannot start Ray"
+            self._error = StartError(f"{what}: {type(error).__name__}: {error}")
+            return
+        finally:
+            self._ready.set()
+        self._leaving.wait()
+        if not self._guest:
+            ray.shutdown()
+
+    def _connect(self) -> None:
+        import ray
+
+        self._guest = ray.is_initialized()
+        if not self._guest:
+            with quiet_ray():
+                place = {"_temp_dir": self._folder} if self._folder else {}
+                ray.init(**self._options, **place)
+            _hush()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        self._nodes = {node["NodeManagerHostname"]: node["NodeID"] for node in alive}
+
+    def _await(self) -> None:
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The living nodes of the cluster with their CPUs and GPUs."""
+        import ray
+
+        self._await()
+        found = []
+        for node in ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                devices = (("core", int(has.get("CPU", 0))), ("cuda", int(has.get("GPU", 0))))
+                found.append(Node(node["NodeManagerHostname"], devices))
+        return tuple(found)
+
+    def start(self, program: Program, ended: Ended) -> Process:
+        """Start an actor for the program, on the node of its devices."""
+        self._await()
+        payload = cloudpickle.dumps(program)
+        seat = _Seat(
+            address=self.registry.address,
+            token=self.registry.token,
+            threads=program.threads,
+            cores=_cores(program.devices),
+            path=tuple(sys.path),
+        )
+        node = node_of(program.devices[0]) if program.devices else ""
+        if node and node not in self._nodes:
+            raise StartError(f"{program.id}: node {node} has left the cluster", worker=program.id)
+        actor = _Actor(program.id, self._nodes.get(node), ended)
+        actor.start(payload, seat)
+        self._processes.append(actor)
+        return actor
+
+    def close(self) -> None:
+        """Kill what is left, leave the cluster, and end it if it was started here."""
+        self._ready.wait()
+        try:
+            for process in self._processes:
+                process.kill()
+            for process in self._processes:
+                process.join(GONE_S)
+        finally:
+            self._leaving.set()
+            self._thread.join(GONE_S)
+            self.registry.close()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """What a process needs to know before it can load its program."""
+
+    address: str
+    token: bytes
+    threads: int
+    cores: tuple[int, ...]
+    path: tuple[str, ...]
+
+    def take(self) -> Link:
+        """Set up this process: affinity, threads, import path."""
+        allowed = sorted(os.sched_getaffinity(0))
+        if self.cores:
+            os.sched_setaffinity(0, {allowed[core] for core in self.cores})
+        limit_threads(self.threads)
+        sys.path.extend(entry for entry in self.path if entry not in sys.path)
+        return Link(RegistryClient(self.address, self.token), own_process=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """Where a process is: its machine and process-id space, its id, its error output."""
+
+    machine: str
+    pid: int
+    output: str
+
+
+class _Host:
+    """The actor: one process. `run` keeps its main thread until the program ends."""
+
+    def birth(self) -> _Birth:
+        return _Birth(host_id(), os.getpid(), str(Path("/proc/self/fd/2").readlink()))
+
+    def run(self, payload: bytes, seat: _Seat) -> None:
+        link = seat.take()
+        program: Program = cloudpickle.loads(payload)
+        program.run(link)
+
+
+class _Actor(Process):
+    def __init__(self, name: str, node_id: str | None, ended: Ended) -> None:
+        self.name, self._node_id, self._ended = name, node_id, ended
+        self._birth: _Birth | None = None
+        self._actor: Any = None
+        self._gone = threading.Event()
+
+    def start(self, payload: bytes, seat: _Seat) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+        if self._node_id is not None:
+            strategy = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+            options["scheduling_strategy"] = strategy
+        self._actor = ray.remote(_Host).options(**options).remote()
+        self._actor.birth.remote().future().add_done_callback(self._born)
+        self._actor.run.remote(payload, seat).future().add_done_callback(self._died)
+
+    def _born(self, future: Any) -> None:
+        if future.exception() is None:
+            self._birth = future.result()
+
+    def _died(self, future: Any) -> None:
+        error = future.exception()
+        self._gone.set()
+        output = self._birth.output if self._birth and self._birth.machine == host_id() else ""
+        self._ended("it ended by itself" if error is None else _cause(error, output))
+
+    def kill(self) -> None:
+        """Kill the process and forget the actor."""
+        import ray
+
+        if self._actor is None or not ray.is_initialized():
+            return
+        ray.kill(self._actor)
+        if self._birth is None or self._gone.is_set() or self._birth.machine != host_id():
+            return
+        # Ray asks the process to end, which one that is stopped (SIGSTOP) never does.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._birth.pid, signal.SIGKILL)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until Ray says that it is gone."""
+        return self._actor is None or self._gone.wait(timeout_s)
+
+
+def _options(address: str, cores: int, show_output: bool) -> dict[str, Any]:
+    common = {"log_to_driver": show_output, "logging_level": logging.ERROR}
+    if address:
+        return {"address": address, **common}
+    return {
+        "address": "local",
+        "num_cpus": max(1, cores),
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        **common,
+    }
+
+
+def _cores(devices: tuple[str, ...]) -> tuple[int, ...]:
+    names = (device.rpartition("/")[2].partition(":") for device in devices)
+    return tuple(int(index) for kind, _, index in names if kind == "core")
+
+
+def _own_host() -> str:
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _cause(error: BaseException, output: str) -> str:
+    """How a process ended, in a few words, out of what Ray says and what the process wrote."""
+    import ray
+
+    text = str(error)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return text.strip().splitlines()[-1]
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        return "Ray's memory monitor killed it, because its node had run out of memory"
+    code = re.search(r"exit code (\d+)", text)
+    if code:
+        return f"it exited with code {code[1]}"
+    crash = re.search(r"\*\*\* (SIG[A-Z]+) received", _read(output))
+    if crash:
+        return f"it crashed with {crash[1]}"
+    if "ray.kill" in text:
+        return "it was killed by the controller"
+    if "node" in text and "died" in text and "worker process has died" not in text:
+        return "its node died"
+    return "it was killed from outside (kill -9, or the kernel had run out of memory)"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def _hush() -> None:
+    """Stop Ray's own announcements of dead workers, a screenful each: their group reports them.
+
+    Ray has no switch for them. Where its internals have moved, they are merely printed again.
+    """
+    from ray._private import worker
+
+    stop = getattr(worker.global_worker, "threads_stopped", None)
+    subscriber = getattr(worker.global_worker, "gcs_error_subscriber", None)
+    if stop is not None and subscriber is not None:
+        stop.set()
+        subscriber.close()

@@ -1,0 +1,67 @@
+"""What a controller and its workers say to each other: frozen data.
+
+The controller serves "controller" and takes `Hello`. Each worker process serves "worker" and takes
+the others: `Call` is queued for the main thread and answered when it is done; `Probe`, `Abort` and
+`Shutdown` are answered at once, whatever the main thread is doing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.channel import ChannelRef
+from rlinf.comm import WorkerId
+from rlinf.workers.errors import StartError
+
+__all__ = ["CONTROLLER", "SERVICE", "Abort", "Call", "Flow", "Hello", "Probe", "Shutdown"]
+
+CONTROLLER = WorkerId("controller", 0)
+SERVICE = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """This incarnation of a worker is constructed, or could not be (`fault`)."""
+
+    worker: str
+    incarnation: int
+    pid: int
+    fault: StartError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Makes a call a stage call: the channels it runs between, and its place in the job."""
+
+    input: ChannelRef
+    output: ChannelRef | None
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a method; `number` is unique in the job."""
+
+    number: int
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    flow: Flow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Say that you live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Give up the call as soon as possible: it fails with `Aborted`."""
+
+    number: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Give up what you are doing and end."""

@@ -1,0 +1,49 @@
+"""The process that hosts the channels and the device locks of a job."""
+
+import os
+import threading
+from dataclasses import dataclass
+
+from rlinf.channel import ChannelServer
+from rlinf.comm import CommConfig, Endpoint, Event, Lost, Request
+from rlinf.workers.launch.base import Link
+from rlinf.workers.messages import CONTROLLER, SERVICE, Hello, Shutdown
+
+__all__ = ["CHANNELS", "ServerProgram"]
+
+CHANNELS = "channel/0"
+HELLO_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """Hosts a `ChannelServer` until told to shut down, or until the controller is gone."""
+
+    id: str = CHANNELS
+    devices: tuple[str, ...] = ()
+    threads: int = 1
+    comm: CommConfig | None = None
+
+    def run(self, link: Link) -> None:
+        """Serve; the main thread only waits for the end."""
+        ending = threading.Event()
+
+        def receive(request: Request) -> None:
+            request.reply(None)
+            if isinstance(request.payload, Shutdown):
+                ending.set()
+
+        def watch(event: Event) -> None:
+            if isinstance(event, Lost) and event.peer == CONTROLLER:
+                ending.set()
+
+        with Endpoint(self.id, registry=link.registry, config=self.comm) as endpoint:
+            endpoint.add_sink(watch)
+            endpoint.serve(SERVICE, receive)
+            server = ChannelServer(endpoint)
+            try:
+                hello = Hello(self.id, 0, os.getpid())
+                endpoint.call("controller", hello, to=CONTROLLER, timeout=HELLO_S).result(HELLO_S)
+                ending.wait()
+            finally:
+                server.close()

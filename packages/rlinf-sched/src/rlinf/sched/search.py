@@ -24,7 +24,16 @@ NEVER = 1 << 40
 """More devices than there are."""
 
 FEW = 4
-"""About so many numbers of micro-batches are tried with narrow fronts."""
+"""About so many numbers of micro-batches are tried with narrow fronts; half as many from MANY."""
+
+MANY = 8
+"""Components from which on a workflow is large."""
+
+ALL_CUTS = 5
+"""Components up to which narrow fronts are composed over all cuts, not along one order."""
+
+IN_TURN = 5
+"""With narrow fronts, most components of a group in turn within a pipeline."""
 
 DAG_SLACK = 1.25
 """Where departures meet, plans may be priced too high: those up to this factor above the best
@@ -100,11 +109,20 @@ class Searcher:
         """The front of a task; ``blocks``: only single components and plans in turn."""
         if not task.takes and not task.gives:
             task = Task(task.members, beside=task.beside, top=task.top)
+        elif self.narrow and not self.model.chain:
+            task = self._merged(task)
         key = (task, blocks)
         if key not in self._fronts:
             single = not task.members & (task.members - 1)
             self._fronts[key] = self._single(task) if single else self._composed(task, blocks)
         return self._fronts[key]
+
+    def _merged(self, task: Task) -> Task:
+        """The same with every member that has a neighbour outside as a port: fewer tasks."""
+        model, members = self.model, task.members
+        takes = sum(1 << i for i in bits(members) if model.pred[i] & ~members)
+        gives = sum(1 << i for i in bits(members) if model.succ[i] & ~members)
+        return replace(task, takes=takes if task.takes else 0, gives=gives if task.gives else 0)
 
     def whole(self, task: Task) -> Front:
         """The set run outside the pipeline, seen by the pipeline around it."""
@@ -124,23 +142,18 @@ class Searcher:
     def cuts(self, members: int) -> list[Cut]:
         """All cuts of a convex set."""
         if members not in self._cuts:
-            found = self._prefixes(members) if self.narrow else self._down_sets(members)
+            few = self.narrow and len(self.model.names) > ALL_CUTS
+            found = self._prefixes(members) if few else self._down_sets(members)
             self._cuts[members] = list(found)
         return self._cuts[members]
 
     def _prefixes(self, members: int) -> Iterator[Cut]:
-        """Cuts along two topological orders: by depth, and by what is left to do."""
-        model = self.model
-        inside = bits(members)
-        seen = set()
-        for order in (inside, sorted(inside, key=lambda i: (model.depth[i], i))):
-            first = 0
-            for i in order[:-1]:
-                first |= 1 << i
-                if first not in seen:
-                    seen.add(first)
-                    second = members & ~first
-                    yield Cut(first, second, any(model.succ[k] & second for k in bits(first)))
+        """Cuts along one topological order, by depth."""
+        model, first = self.model, 0
+        for i in sorted(bits(members), key=lambda i: (model.depth[i], i))[:-1]:
+            first |= 1 << i
+            second = members & ~first
+            yield Cut(first, second, any(model.succ[k] & second for k in bits(first)))
 
     def _down_sets(self, members: int) -> Iterator[Cut]:
         model = self.model
@@ -217,6 +230,9 @@ class Searcher:
                     self.ceiling = min(self.ceiling, best * self.slack())
 
     def _in_turn(self, task: Task) -> Iterator[Front]:
+        piped = bool(task.takes or task.gives)
+        if self.narrow and piped and task.members.bit_count() > IN_TURN:
+            return
         for cut in self.cuts(task.members):
             wires = _wiring(task, cut, edge=False)
             for beside, op, switch_s in self._memory_ways(task, cut):
@@ -241,11 +257,13 @@ class Searcher:
             return
         if piped_first and piped_second:
             yield self.front(first), self.front(second)
+            if self.narrow:
+                return
         if piped_second:
             yield self.whole(first), self.front(second)
         if piped_first:
             yield self.front(first), self.whole(second)
-        if not self.model.chain:
+        if not self.model.chain and not self.narrow:
             yield self.whole(first), self.whole(second)
 
     def _memory_ways(self, task: Task, cut: Cut) -> Iterator[tuple[int, Op, float]]:
@@ -303,7 +321,9 @@ class Searcher:
         )
         least = 1 if self.model.switching else 2
         found = sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
-        yield from found[1 :: max(1, len(found) // FEW)] if self.narrow else found
+        few = FEW if len(self.model.names) < MANY else FEW // 2
+        step = max(1, len(found) // few)
+        yield from found[step // 2 :: step] if self.narrow else found
 
     def slack(self) -> float:
         return SLACK if self.model.chain else DAG_SLACK

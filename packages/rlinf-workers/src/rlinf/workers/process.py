@@ -22,7 +22,6 @@ from rlinf.workers.errors import Aborted, CallError, StageError, StartError, Wor
 from rlinf.workers.flow import StageRunner
 from rlinf.workers.launch.base import Link
 from rlinf.workers.messages import CONTROLLER, SERVICE, Abort, Call, Hello, Probe, Shutdown
-from rlinf.workers.stage import stages
 
 __all__ = ["WorkerProgram"]
 
@@ -176,7 +175,7 @@ class _Loop:
             raise Aborted(text, worker=self._program.id, because=because)
 
     def _error(self, call: Call, error: Exception) -> CallError:
-        kind = StageError if call.method in stages(type(self._worker)) else CallError  # type: ignore[arg-type]
+        kind = StageError if call.flow is not None else CallError
         return kind(
             f"{self._program.id}.{call.method} raised {_describe(error)}",
             worker=self._program.id,

@@ -122,6 +122,10 @@ class Scorer(Worker):
             Sample(s.number, s.values, -float(np.square(s.values - 1.0).mean())) for s in samples
         ]
 
+    def pid(self) -> int:
+        """The process it runs in."""
+        return os.getpid()
+
 
 class Learner(Worker):
     """A stage that gathers over its chunks and steps at the end; it cannot be restarted."""
@@ -159,10 +163,6 @@ class Learner(Worker):
         self.weights = self.weights + 0.1 * gradient
         reward = float(np.mean([sample.reward for sample in seen]))
         return {"numbers": [sample.number for sample in seen], "reward": reward}
-
-    def pid(self) -> int:
-        """The process it runs in."""
-        return os.getpid()
 
 
 def placements(kind: str, devices: Sequence[str], count: int) -> dict[str, Placement]:

@@ -61,7 +61,8 @@ class RayLauncher(Launcher):
         self._thread.start()
         if address:
             self._await()
-        self.registry = RegistryServer(host=_own_host() if address else "127.0.0.1")
+        self._server = RegistryServer(host=_own_host() if address else "127.0.0.1")
+        self.registry = self._server
 
     def _stay(self) -> None:
         """Connect, stay until the end, and disconnect: all on one thread.
@@ -117,8 +118,8 @@ class RayLauncher(Launcher):
         self._await()
         payload = cloudpickle.dumps(program)
         seat = _Seat(
-            address=self.registry.address,
-            token=self.registry.token,
+            address=self._server.address,
+            token=self._server.token,
             threads=program.threads,
             cores=_cores(program.devices),
             path=tuple(sys.path),
@@ -142,7 +143,7 @@ class RayLauncher(Launcher):
         finally:
             self._leaving.set()
             self._thread.join(GONE_S)
-            self.registry.close()
+            self._server.close()
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,0 +1,72 @@
+"""The cluster as a whole: what it refuses, what it leaves behind."""
+
+import threading
+
+import pytest
+
+from rlinf.sched import Placement
+from rlinf.workers import (
+    Cluster,
+    ClusterClosed,
+    ClusterConfig,
+    ConfigError,
+    InfeasiblePlacement,
+    StageError,
+    WorkerDied,
+    explain,
+)
+from rlinf.workers.devices import local_cores
+from rlinf.workers.errors import Aborted
+from rlinf.workers.testing import Scorer, launch, placements, run_step
+
+
+def test_an_unknown_launcher_is_refused() -> None:
+    with pytest.raises(ConfigError, match="launcher=slurm is not known"):
+        Cluster(launcher="slurm")
+
+
+@pytest.mark.parametrize("launcher", ["inline", "ray"])
+def test_cores_that_are_not_there_are_refused_at_once(launcher: str) -> None:
+    have = len(local_cores())
+    devices = tuple(f"core:{index}" for index in range(have + 1))
+    with pytest.raises(InfeasiblePlacement, match=f"names {have + 1} cores .* may use {have}"):
+        Cluster(launcher=launcher, devices=devices)
+
+
+def test_a_placement_that_does_not_fit_is_refused_at_launch() -> None:
+    with Cluster(launcher="inline", devices=("core:0",)) as cluster:
+        big = Placement("scorer", ("core:0", "core:1"), None, shared=False, position=0)
+        with pytest.raises(InfeasiblePlacement, match="core: 2 asked for, 1 there"):
+            Scorer.group(cluster).launch(big)
+
+
+def test_heartbeats_must_fit_into_the_silence() -> None:
+    with pytest.raises(ConfigError, match="two heartbeats"):
+        ClusterConfig(silence_s=1.0, heartbeat_s=1.0)
+
+
+def test_nothing_is_left_in_this_process() -> None:
+    before = set(threading.enumerate())
+    for _ in range(2):
+        with Cluster(launcher="inline") as cluster:
+            groups = launch(cluster, placements("temporal", cluster.devices, 12))
+            run_step(cluster, groups, 1)
+        cluster.close()
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(ClusterClosed):
+        groups[0].load().result(1)
+
+
+def test_an_error_inside_the_context_goes_through_and_closes() -> None:
+    with pytest.raises(KeyError), Cluster(launcher="inline") as cluster:
+        Scorer.group(cluster).launch()
+        raise KeyError("mine")
+    assert not [t for t in threading.enumerate() if t.name.startswith(("scorer", "channel"))]
+
+
+def test_the_screen_gets_the_first_cause_in_one_paragraph() -> None:
+    died = WorkerDied("worker trainer/0 died:\n  killed", worker="trainer/0")
+    assert explain(died) == "worker trainer/0 died: killed"
+    failed = StageError("reward/0.score raised ValueError: bad")
+    assert explain(Aborted("given up", because=str(failed))) == str(failed)
+    assert explain(ZeroDivisionError("no")) == "ZeroDivisionError: no"

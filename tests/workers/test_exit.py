@@ -1,0 +1,114 @@
+"""A program that ends, however it ends, leaves nothing: no process, socket, memory or folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = """
+import sys, time
+from rlinf.workers import Cluster, explain, WorkerError
+from rlinf.workers.testing import Fault, launch, prompts, run_step
+
+def main():
+    fault = {"learner": Fault("kill", prompts(3, 12)[5])} if sys.argv[2] == "die" else {}
+    with Cluster(launcher=sys.argv[1]) as cluster:
+        groups = launch(cluster, {}, fault)
+        for step in range(1, 1_000_000):
+            run_step(cluster, groups, step)
+            if step == 2:
+                print("ready", flush=True)
+            if sys.argv[2] == "end" and step == 3:
+                break
+    print("ended", flush=True)
+
+try:
+    main()
+except KeyboardInterrupt:
+    sys.exit(130)
+except WorkerError as error:
+    print("error:", explain(error), file=sys.stderr)
+    sys.exit(1)
+"""
+ENDS = {
+    "end": (None, 0),
+    "interrupt": (signal.SIGINT, 130),
+    "terminate": (signal.SIGTERM, 143),
+    "kill": (signal.SIGKILL, -9),
+    "die": (None, 1),
+}
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("rlinf-*"))
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    found = []
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()) or process.name())
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("launcher", ["inline", "ray"])
+def test_nothing_is_left(launcher: str, end: str) -> None:
+    if (launcher, end) == ("inline", "die"):
+        pytest.skip("the thread of a worker cannot be killed")
+    before, shared_before = folders(), set(Path("/dev/shm").iterdir())
+    number, code = ENDS[end]
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, launcher, end],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        assert first == "ready\n", first + child.communicate(timeout=60)[1]
+        processes = family(psutil.Process(child.pid))
+        if number == signal.SIGINT:
+            os.killpg(child.pid, number)  # as a terminal does: to everybody in the foreground
+        elif number is not None:
+            child.send_signal(number)
+        out, err = child.communicate(timeout=60)
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+    assert child.returncode == code, err
+    assert out == ("ended\n" if end == "end" else "")
+    check_screen(end, err)
+    deadline = time.monotonic() + 15
+    while alive(processes) and time.monotonic() < deadline:
+        psutil.wait_procs(processes, timeout=0.2)
+    assert alive(processes) == []
+    assert set(Path("/dev/shm").iterdir()) <= shared_before
+    if end != "kill":  # nobody is left to remove it: the system's temporary folder has to
+        assert folders() <= before
+
+
+def check_screen(end: str, err: str) -> None:
+    if end == "die":
+        last = err.strip().splitlines()[-1]
+        assert last.startswith("error: worker learner/0 (process ") and "died: " in last
+        assert "Traceback" not in err
+    elif end != "terminate":
+        assert err == ""

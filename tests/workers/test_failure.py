@@ -1,0 +1,92 @@
+"""Workers that die: a restartable one is replaced with nothing lost, another one ends the job."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.workers import Cluster, ClusterConfig, StageError, WorkerDied
+from rlinf.workers.testing import Fault, launch, prompts, run_step, shared_ray
+
+CONFIG = ClusterConfig(silence_s=6.0, heartbeat_s=0.5)
+
+
+def run(launcher: str, faults: dict[str, Fault], steps: int = 2) -> list[Any]:
+    """The results of a run on two devices' worth of workers, whatever happens to them."""
+    if launcher == "ray":
+        shared_ray()
+    with Cluster(CONFIG, launcher) as cluster:
+        groups = launch(cluster, {}, faults)
+        return [run_step(cluster, groups, step)[-1].result for step in range(1, steps + 1)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Any]:
+    return run("inline", {})
+
+
+@pytest.mark.parametrize("name", ["sampler", "scorer"])
+@pytest.mark.parametrize("kind", ["kill", "crash", "exit"])
+def test_a_stage_worker_that_dies_is_replaced(undisturbed: list[Any], name: str, kind: str) -> None:
+    """With what it had not committed redone, and all that it had committed kept."""
+    fault = Fault(kind, prompts(1, 12)[5])
+    assert run("ray", {name: fault}) == undisturbed
+
+
+def test_a_stage_worker_that_is_stopped_is_replaced(undisturbed: list[Any]) -> None:
+    assert run("ray", {"sampler": Fault("stop", prompts(1, 12)[5])}) == undisturbed
+
+
+def test_a_thread_that_ends_is_replaced_too(undisturbed: list[Any]) -> None:
+    assert run("inline", {"sampler": Fault("exit", prompts(2, 12)[5])}) == undisturbed
+
+
+def test_two_at_once(undisturbed: list[Any]) -> None:
+    faults = {
+        "sampler": Fault("kill", prompts(1, 12)[3]),
+        "scorer": Fault("kill", prompts(1, 12)[8]),
+    }
+    assert run("ray", faults) == undisturbed
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_job() -> None:
+    fault = Fault("exit", prompts(1, 12)[5], incarnation=None)
+    with pytest.raises(WorkerDied) as caught:
+        run("inline", {"scorer": fault})
+    assert "worker scorer/0" in str(caught.value)
+    assert "died: it called sys.exit(3); it died 4 times in a row" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("kill", "killed from outside"), ("crash", "crashed with SIGSEGV"), ("exit", "code 3")],
+)
+def test_the_death_of_one_with_state_ends_the_job(kind: str, words: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(WorkerDied) as caught:
+        run("ray", {"learner": Fault(kind, prompts(1, 12)[5])})
+    assert time.monotonic() - started < 30
+    error = caught.value
+    assert error.worker == "learner/0" and error.pid
+    assert f"worker learner/0 (process {error.pid}) died" in str(error)
+    assert words in str(error) and "not restarted" in str(error)
+    assert not Path(f"/proc/{error.pid}").exists()
+
+
+def test_an_error_in_a_stage_is_nobodys_death() -> None:
+    with pytest.raises(StageError, match=r"scorer/0.score raised ValueError: item 10005 is bad"):
+        run("ray", {"scorer": Fault("raise", prompts(1, 12)[5])})
+
+
+def test_a_worker_killed_between_steps_is_replaced(undisturbed: list[Any]) -> None:
+    shared_ray()
+    with Cluster(CONFIG, "ray") as cluster:
+        groups = launch(cluster, {})
+        results = [run_step(cluster, groups, 1)[-1].result]
+        (pid,) = groups[1].pid().result(60)
+        os.kill(pid, signal.SIGKILL)
+        results.append(run_step(cluster, groups, 2)[-1].result)
+    assert results == undisturbed

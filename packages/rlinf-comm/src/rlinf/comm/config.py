@@ -22,7 +22,8 @@ class CommConfig:
             lookup and of making a connection. Also `CONNECTION_TIMEOUT` in the environment.
         heartbeat_s: How often a worker renews its lease in the registry.
         lease_s: How long the registry believes in a worker that no longer renews.
-        pool_bytes: Upper bound of the shared memory this endpoint writes messages into.
+        pool_bytes: Upper bound of the shared memory this endpoint writes messages into; 0: a
+            fifth of the free memory, at most 4 GiB.
         inline_bytes: Buffers up to this size travel beside the header, larger ones in the pool.
         window_bytes: How much a peer may send that nobody here has received yet.
         max_message_bytes: A message that claims to be larger is refused before it is allocated.
@@ -44,7 +45,7 @@ class CommConfig:
     connection_timeout_s: float = 30.0
     heartbeat_s: float = 5.0
     lease_s: float = 15.0
-    pool_bytes: int = 4 << 30
+    pool_bytes: int = 0
     inline_bytes: int = 4096
     window_bytes: int = 1 << 30
     max_message_bytes: int = 64 << 30

@@ -155,7 +155,9 @@ class Endpoint:
         self._check()
         peer = self._id(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
-        if frame.nbytes <= SMALL_BYTES and self._manager.try_post(peer, frame):
+        link = self._manager.link_to(peer)
+        copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
+        if copied and self._manager.try_post(peer, frame):
             self._exchange.sent(peer, frame)
             return
         handle = self._post(frame, peer, "send to")

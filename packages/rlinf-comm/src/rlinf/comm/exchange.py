@@ -158,10 +158,7 @@ class Exchange:
         def answer(kind: int, value: object) -> None:
             reply = self.pack(kind, value, ident=frame.ident)
             self.sent(source, reply)
-            if not link.send(reply):
-                current = self.connections.link_to(source)
-                if current is not None and current.epoch == link.epoch:
-                    current.send(reply)
+            self.connections.reply(link, reply)
 
         service = frame.service.decode(errors="replace")
         try:

@@ -11,7 +11,7 @@ CHUNK frames, between which other frames may come. One such message is under way
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,16 +23,19 @@ HELLO, CHALLENGE, PROVE, WELCOME, REFUSE = 1, 2, 3, 4, 5
 # Payload.
 MESSAGE, REQUEST, REPLY, ERROR = 10, 11, 12, 13
 # Housekeeping.
-CREDIT, WANT, BYE, IDLE, PING, CHUNK, SEGMENT, RELEASE, DROP = 20, 21, 22, 23, 24, 25, 26, 27, 28
+CREDIT, WANT, BYE, IDLE, PING, CHUNK = 20, 21, 22, 23, 24, 25
+# Shared memory.
+SEGMENT, RELEASE, DROP, END = 30, 31, 32, 33
 
 PAYLOAD = frozenset({MESSAGE, REQUEST, REPLY, ERROR})
 NAMES = {MESSAGE: "message", REQUEST: "request", REPLY: "reply", ERROR: "error"}
 
 CHUNKED = 1
+PRIVATE = 2  # the receiver holds much of the sender's pool: it should copy at once
 
 PREFIX = struct.Struct("<BBHIIIqQQ")
 INLINE = struct.Struct("<Q")
-PLACED = struct.Struct("<QQQ")  # segment (0: inline), offset, length; lease ids are consecutive
+PLACED = struct.Struct("<QQQQ")  # segment (0: inline), offset, length, lease
 ALIGN = 16
 SHAKE_BYTES = 4096
 SCRATCH_BYTES = 1 << 16
@@ -40,12 +43,24 @@ DIRECT_BYTES = 1 << 14
 GROUP_BYTES = 1 << 16
 ZEROS = bytes(ALIGN)
 
-Place = tuple[int, int, int]
+Place = tuple[int, int, int, int]
 
 
 def padded(length: int) -> int:
     """A length rounded up to the alignment of buffers in a body."""
     return (length + ALIGN - 1) & -ALIGN
+
+
+class Staged(Protocol):
+    """Where a transport has put a buffer."""
+
+    @property
+    def segment(self) -> object:
+        """The shared memory it lies in; None where it has not been put anywhere."""
+
+
+def _is_safe(buffer: memoryview, place: Staged | None) -> bool:
+    return isinstance(buffer.obj, bytes) or (place is not None and place.segment is not None)
 
 
 class Outgoing:
@@ -89,12 +104,14 @@ class Outgoing:
         self.nbytes = len(header) + sum(b.nbytes for b in buffers) if buffers else len(header)
         self.done: Handle[None] | None = None
         self.cares: Handle[Any] | None = None
-        self.staged: object = None
+        self.staged: Sequence[Staged] | None = None
 
     def own(self) -> None:
         """Copy the buffers that the sender may change."""
+        places = self.staged or (None,) * len(self.buffers)
         self.buffers = tuple(
-            b if isinstance(b.obj, bytes) else memoryview(bytes(b)) for b in self.buffers
+            buffer if _is_safe(buffer, place) else memoryview(bytes(buffer))
+            for buffer, place in zip(self.buffers, places, strict=True)
         )
 
     def copy(self) -> "Outgoing":
@@ -121,6 +138,7 @@ class Incoming:
     __slots__ = (
         "buffers",
         "credit",
+        "flags",
         "header",
         "ident",
         "kind",
@@ -130,8 +148,9 @@ class Incoming:
         "tag",
     )
 
-    def __init__(self, kind: int, tag: int, ident: int, credit: int) -> None:
+    def __init__(self, kind: int, tag: int, ident: int, credit: int, flags: int = 0) -> None:
         self.kind = kind
+        self.flags = flags
         self.tag = tag
         self.ident = ident
         self.credit = credit
@@ -310,7 +329,7 @@ class Reader:
             if chunk > self._body.left:
                 raise ProtocolError("a chunk longer than the rest of its message")
             return
-        frame = Incoming(kind, tag, ident, credit)
+        frame = Incoming(kind, tag, ident, credit, flags)
         each = PLACED if self._placed else INLINE
         start = service + count * each.size
         frame.service = bytes(head[:service])
@@ -318,7 +337,7 @@ class Reader:
         sizes: list[int] = []
         if count and self._placed:
             frame.places = list(PLACED.iter_unpack(head[service:start]))
-            sizes = [length for segment, _, length in frame.places if not segment]
+            sizes = [length for segment, _, length, _ in frame.places if not segment]
         elif count:
             sizes = list(struct.unpack_from(f"<{count}Q", head, service))
         frame.nbytes = len(frame.header) + sum(sizes)

@@ -4,13 +4,14 @@ Everything that changes a connection happens under one lock; callbacks to the en
 happen without it.
 """
 
+import functools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlinf.comm import lifecycle as life
 from rlinf.comm.address import WorkerId
@@ -20,6 +21,7 @@ from rlinf.comm.errors import (
     ConnectTimeout,
     NoTransport,
     PeerLost,
+    PoolExhausted,
     StaleEpoch,
     Timeout,
 )
@@ -112,9 +114,10 @@ class ConnectionManager:
 
     def post(self, to: WorkerId, frame: Outgoing) -> None:
         """Send now, or as soon as there is a connection and room in the peer's window."""
+        ready = self._stage(self.link_to(to), frame)
         with self._lock:
             peer = self._peers.get(to) or self._new(to)
-            if not self._try(peer, frame):
+            if not (ready and self._try(peer, frame)):
                 if frame.done is None:
                     frame.own()
                 peer.waiting.append(frame)
@@ -126,9 +129,44 @@ class ConnectionManager:
 
     def try_post(self, to: WorkerId, frame: Outgoing) -> bool:
         """Send if it can be sent now; else nothing has happened."""
+        if not self._stage(self.link_to(to), frame):
+            return False
         with self._lock:
             peer = self._peers.get(to)
             return peer is not None and self._try(peer, frame)
+
+    def reply(self, link: Link, frame: Outgoing) -> None:
+        """Answer on the link a request came by, or by another to the same incarnation."""
+        assert link.peer is not None
+        if self._stage(link, frame) and link.send(frame):
+            return
+        with self._lock:
+            peer = self._peers.get(link.peer)
+            if peer is not None and peer.link is not None and peer.link.epoch == link.epoch:
+                frame.own()
+                peer.waiting.append(frame)
+                self._flush(peer)
+        self._run_after()
+
+    def on_room(self) -> None:
+        """What waited for room in a transport's memory may go on."""
+        with self._lock:
+            for peer in self._peers.values():
+                if peer.waiting and peer.link is not None:
+                    self._flush(peer)
+        self._run_after()
+
+    def _stage(self, link: Link | None, frame: Outgoing) -> bool:
+        return link is None or not frame.buffers or link.stage(frame)
+
+    def _stage_waiting(self, link: Link, frame: Outgoing) -> bool:
+        """For a frame nobody waits in line for: an error goes to its handle."""
+        try:
+            return self._stage(link, frame)
+        except CommError:
+            if frame.cares is not None:
+                self._after.append(functools.partial(_fail_one, frame.cares, error))
+            return False
 
     def want(self, to: WorkerId) -> None:
         """Connect, with nothing to send: to learn of the peer's death."""
@@ -154,9 +192,8 @@ class ConnectionManager:
         link = peer.link
         if link is None:
             return False
-        if frame.kind == MESSAGE:
-            if peer.waiting or not peer.window.take(frame.nbytes):
-                return False
+        if frame.kind == MESSAGE and (peer.waiting or not peer.window.take(frame.nbytes)):
+            return False
         peer.activity += 1
         return link.send(frame)
 
@@ -167,12 +204,13 @@ class ConnectionManager:
             frame = peer.waiting.popleft()
             if frame.cares is not None and frame.cares.done():
                 continue
-            blocked = frame.kind == MESSAGE and (kept or not peer.window.take(frame.nbytes))
+            blocked = (
+                (frame.kind == MESSAGE and bool(kept))
+                or not self._stage_waiting(link, frame)
+                or (frame.kind == MESSAGE and not peer.window.take(frame.nbytes))
+            )
             if blocked or not link.send(frame):
                 kept.append(frame)
-                if not blocked:
-                    break
-        kept.extend(peer.waiting)
         peer.waiting = kept
         if not kept:
             peer.asked = False
@@ -476,6 +514,10 @@ class ConnectionManager:
         if peer.link is None:
             where = ", ".join(map(str, peer.record.addresses)) if peer.record else "no address"
             return ConnectTimeout(f"{said}; cannot connect to {to} at {where}", **about)
+        for transport in self._transports.values():
+            short = transport.shortage()
+            if short is not None and transport.name == peer.link.transport:
+                return PoolExhausted(f"{said}; {short}")
         if peer.waiting:
             out = peer.window.outstanding
             return Timeout(
@@ -484,3 +526,7 @@ class ConnectionManager:
                 **about,
             )
         return Timeout(f"{said}; {to} is connected but silent", **about)
+
+
+def _fail_one(handle: Handle[Any], error: BaseException) -> None:
+    handle.set_error(error)

@@ -30,6 +30,9 @@ class LinkOwner(Protocol):
     def on_frame(self, link: "Link", frame: Incoming) -> None:
         """A frame has arrived whole."""
 
+    def on_room(self) -> None:
+        """There is room again for what a transport could not `stage`."""
+
     def on_lost(self, link: "Link", reason: str) -> None:
         """The link is gone; all that came before was reported. Called once."""
 
@@ -38,6 +41,7 @@ class Link(ABC):
     """One connection to one peer.
 
     Attributes:
+        copies: Whether `send` (after `stage`) has copied all large buffers.
         number: Unique in the process.
         transport: Name of the transport it belongs to.
         dialled: Whether this side made it.
@@ -50,6 +54,7 @@ class Link(ABC):
     """
 
     transport: ClassVar[str]
+    copies: ClassVar[bool] = False
 
     def __init__(self, owner: LinkOwner, *, dialled: bool) -> None:
         self.number = next(_numbers)
@@ -69,12 +74,12 @@ class Link(ABC):
     def stage(self, frame: Outgoing) -> bool:
         """Take what the frame carries into memory of the transport, if it has such.
 
-        False where there is no room for it at present. Called without locks; may take time.
+        False where there is no room for it at present; `on_room` follows. May take time.
+
+        Raises:
+            PoolExhausted: There never will be.
         """
         return True
-
-    def unstage(self, frame: Outgoing) -> None:
-        """The frame will not be sent: give back what `stage` took."""
 
     @abstractmethod
     def send(self, frame: Outgoing) -> bool:
@@ -92,7 +97,7 @@ class Link(ABC):
     def close(self, reason: str) -> None:
         """Drop the connection now; `on_lost` is called (soon) unless it was lost before."""
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027 - there may be nothing to let go of
         """In a forked child: let go of the parent's descriptors without a word to the peer."""
 
 
@@ -144,6 +149,10 @@ class Transport(ABC):
     def dial(self, address: Address) -> Link:
         """Begin to connect; `owner.on_open` or `owner.on_lost` will follow. Never blocks."""
 
+    def shortage(self) -> str | None:
+        """The arithmetic, where messages wait because `stage` has found no room."""
+        return None
+
     def allocate(self, nbytes: int) -> memoryview | None:
         """Writable memory that can be sent without a copy; None where there is no such thing."""
         return None
@@ -152,5 +161,5 @@ class Transport(ABC):
     def close(self) -> None:
         """Stop listening and give everything back. Links are closed by their owner before."""
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027 - there may be nothing to let go of
         """In a forked child: let go of the parent's descriptors."""

@@ -15,6 +15,7 @@ class InprocLink(Link):
     """One of the two ends; what is sent is posted to the other end's loop."""
 
     transport = "inproc"
+    copies = True
 
     def __init__(self, loop: Loop, owner: LinkOwner, *, dialled: bool) -> None:
         super().__init__(owner, dialled=dialled)

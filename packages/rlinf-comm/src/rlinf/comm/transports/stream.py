@@ -36,16 +36,17 @@ JOIN_BYTES = 1 << 12
 Piece = memoryview | bytes
 
 
-class _Entry:
+class Entry:
     """Bytes about to leave, and whose they are if their end ends a frame."""
 
-    __slots__ = ("data", "fds", "frame", "last")
+    __slots__ = ("data", "fds", "frame", "keep", "last")
 
     def __init__(self, data: Piece, frame: Outgoing, last: bool, fds: tuple[int, ...] = ()) -> None:
         self.data = data
         self.frame = frame
         self.last = last
         self.fds = fds
+        self.keep: object = None
 
 
 class StreamLink(Link):
@@ -63,7 +64,7 @@ class StreamLink(Link):
         self._chunk = surroundings.config.chunk_bytes
         self._reader = Reader(placed=self.placed, limit_bytes=surroundings.config.max_message_bytes)
         self._out = threading.Lock()
-        self._wire: deque[_Entry] = deque()
+        self._wire: deque[Entry] = deque()
         self._small: deque[Outgoing] = deque()
         self._bulk: deque[Outgoing] = deque()
         self._bulk_orders: Counter[tuple[int, int, bytes]] = Counter()
@@ -115,6 +116,12 @@ class StreamLink(Link):
     def _inline(self, frame: Outgoing) -> Sequence[memoryview]:
         return frame.buffers
 
+    def _count(self, frame: Outgoing) -> int:
+        return len(frame.buffers)
+
+    def _flags(self, frame: Outgoing) -> int:
+        return 0
+
     def _descriptors(self, frame: Outgoing) -> bytes:
         return struct.pack(f"<{len(frame.buffers)}Q", *[b.nbytes for b in frame.buffers])
 
@@ -122,10 +129,10 @@ class StreamLink(Link):
         """Prefix and head of a frame."""
         prefix = PREFIX.pack(
             frame.kind if not chunk else CHUNK,
-            flags,
+            flags | self._flags(frame),
             0 if chunk else len(frame.service),
             0 if chunk else len(frame.header),
-            0 if chunk else len(frame.buffers),
+            0 if chunk else self._count(frame),
             chunk,
             frame.tag,
             frame.ident,
@@ -133,7 +140,7 @@ class StreamLink(Link):
         )
         if chunk:
             return prefix
-        if not frame.buffers:
+        if not self._count(frame):
             return b"".join((prefix, frame.service, frame.header))
         return b"".join((prefix, frame.service, self._descriptors(frame), frame.header))
 
@@ -157,9 +164,12 @@ class StreamLink(Link):
 
     def _write(self) -> int:
         wire = self._wire
+        if wire[0].fds:
+            return self._socket.sendmsg([wire[0].data], _rights(wire[0].fds))
         if len(wire) == 1:
             return self._socket.send(wire[0].data)
-        return self._socket.sendmsg([e.data for e in itertools.islice(wire, WRITES_AT_ONCE)])
+        together = itertools.takewhile(lambda e: not e.fds, itertools.islice(wire, WRITES_AT_ONCE))
+        return self._socket.sendmsg([entry.data for entry in together])
 
     def _written(self, count: int) -> None:
         wire = self._wire
@@ -168,6 +178,7 @@ class StreamLink(Link):
             size = len(entry.data) if isinstance(entry.data, bytes) else entry.data.nbytes
             if count < size:
                 if count:
+                    entry.fds = ()
                     entry.data = memoryview(entry.data)[count:]
                 return
             count -= size
@@ -185,7 +196,11 @@ class StreamLink(Link):
 
     def _commit(self, frame: Outgoing) -> None:
         """Put a whole frame on the wire queue."""
+        self._introduce(frame)
         self._append(self._encode(frame), self._pieces(frame), frame, last=True)
+
+    def _introduce(self, frame: Outgoing) -> None:
+        """Put before a frame what the peer has to know to understand it."""
 
     def _pieces(self, frame: Outgoing) -> list[Piece]:
         pieces: list[Piece] = []
@@ -200,13 +215,14 @@ class StreamLink(Link):
     def _append(self, head: bytes, pieces: list[Piece], frame: Outgoing, *, last: bool) -> None:
         if pieces and sum(map(len, pieces)) <= JOIN_BYTES:
             head, pieces = b"".join((head, *pieces)), []
-        self._wire.append(_Entry(head, frame, last and not pieces))
+        self._wire.append(Entry(head, frame, last and not pieces))
         for index, piece in enumerate(pieces, 1):
-            self._wire.append(_Entry(piece, frame, last and index == len(pieces)))
+            self._wire.append(Entry(piece, frame, last and index == len(pieces)))
 
     def _commit_bulk(self, frame: Outgoing) -> None:
         """Put the next chunk of a large frame (or a small one in its queue) on the wire queue."""
         if self._rest is None:
+            self._introduce(frame)
             pieces = self._pieces(frame)
             if sum(map(len, pieces)) <= self._chunk:
                 self._append(self._encode(frame), pieces, frame, last=True)
@@ -287,10 +303,10 @@ class StreamLink(Link):
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self.close(_reason(error))
+                self._eof(_reason(error))
                 return
             if not count:
-                self.close("the peer closed the connection")
+                self._eof("the peer closed the connection")
                 return
             self._reader.filled(room, count)
             self._loop.nested(self._pump)
@@ -321,22 +337,31 @@ class StreamLink(Link):
         with self._out:
             if self._gone:
                 return
-            self._gone = True
-            self._loop.poller.unregister(self._fd)
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._socket.close()
-            self._discard()
+            self._close_socket()
         self._loop.post(lambda: self.owner.on_lost(self, reason))
+
+    def _eof(self, reason: str) -> None:
+        """The peer's end of the socket is closed."""
+        self.close(reason)
+
+    def _close_socket(self) -> None:
+        """Under `_out`."""
+        self._gone = True
+        self._loop.poller.unregister(self._fd)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._discard()
 
     def abandon(self) -> None:
         """In a forked child: close our copies of the descriptors, without a shutdown."""
         self._gone = True
         self._socket.close()
 
-    def _discard(self) -> None:
+    def _discard(self, *, keep_wire: bool = False) -> None:
         self.unsent.extend({id(f): f for f in self._frames()}.values())
-        self._wire.clear()
+        if not keep_wire:
+            self._wire.clear()
         self._small.clear()
         self._bulk.clear()
         self._rest = None
@@ -354,7 +379,11 @@ class StreamLink(Link):
 
     def _drain(self, reason: str) -> None:
         self._read()
-        self.close(reason)
+        self._eof(reason)
+
+
+def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))]
 
 
 def _copy(piece: Piece) -> Piece:

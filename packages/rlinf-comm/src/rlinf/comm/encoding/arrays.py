@@ -3,6 +3,7 @@
 import functools
 import importlib
 import json
+import re
 import sys
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from rlinf.comm.encoding.walk import Refused, Walk
 
 NOTHING: Final = memoryview(b"")
 MAX_DTYPE_CHARS: Final = 1 << 16
+_DTYPE: Final = re.compile(r"[<>|=][?bBiufcmMUSV][0-9]{0,9}(\[[0-9]*[a-zA-Z]+\])?")
 
 _NUMPY_DTYPES: Final = {
     number: np.dtype(name) for number, name in enumerate(DTYPES) if hasattr(np, name)
@@ -92,6 +94,8 @@ def address_of(value: Any) -> tuple[int, int] | None:
 
 
 def _encode_objects(walk: Walk, value: "np.ndarray[Any, Any]", depth: int) -> None:
+    if type(value.dtype).__name__ == "StringDType":
+        raise Refused(value, "numpy's variable-width strings cannot be sent; use .astype('U')")
     if value.dtype != object:
         raise Refused(value, f"numpy dtype {value.dtype} holds objects inside a structure")
     if walk.enter(value, depth):
@@ -116,25 +120,25 @@ def encode_scalar(walk: Walk, value: "np.generic[Any]", depth: int) -> None:
 
 
 def name_of(value: Any) -> str:
-    """The name of a numpy dtype that has no number: see `dtype_of`."""
-    dtype: np.dtype[Any] = value.dtype
-    if dtype.isbuiltin == 2:
-        return f"{dtype.type.__module__}:{dtype.name}"
-    if type(dtype).__name__ == "StringDType":
-        raise Refused(value, "numpy's variable-width strings cannot be sent; use .astype('U')")
-    return json.dumps(_layout(dtype), separators=(",", ":"))
+    """The name of a numpy dtype that has no number: its layout as JSON, see `dtype_named`."""
+    return json.dumps(_layout(value.dtype, value), separators=(",", ":"))
 
 
-def _layout(dtype: "np.dtype[Any]") -> object:
+def _layout(dtype: "np.dtype[Any]", value: object) -> object:
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        return {"base": _layout(base), "shape": shape}
+        return {"base": _layout(base, value), "shape": shape}
+    if dtype.isbuiltin == 2:
+        module = dtype.type.__module__
+        if module.partition(".")[0] != "ml_dtypes":
+            raise Refused(value, f"dtype {dtype} of {module} is not known; send another dtype")
+        return f"ml_dtypes:{dtype.name}"
     if dtype.fields is None:
         return dtype.str
     fields = [dtype.fields[name] for name in dtype.names or ()]
     return {
         "names": dtype.names,
-        "formats": [_layout(field[0]) for field in fields],
+        "formats": [_layout(field[0], value) for field in fields],
         "offsets": [field[1] for field in fields],
         "itemsize": dtype.itemsize,
         "aligned": dtype.isalignedstruct,
@@ -150,31 +154,21 @@ def dtype_number(number: int, names: tuple[str, ...]) -> "np.dtype[Any]":
     if number >= NAMED_DTYPE:
         return dtype_named(names[number - NAMED_DTYPE])
     known = _NUMPY_DTYPES.get(number)
-    if known is not None:
-        return known
-    return dtype_named(f"ml_dtypes:{DTYPES[number]}")
+    return _extension(DTYPES[number]) if known is None else known
 
 
 @functools.lru_cache(maxsize=256)
 def dtype_named(name: str) -> "np.dtype[Any]":
-    """Read what `name_of` wrote: "module:dtype" of an extension, or numpy's layout as JSON.
+    """Read what `name_of` wrote.
 
     Raises:
-        ValueError: It is neither, or the extension is not installed here.
+        ValueError: It is no layout, or an extension of numpy is not installed here.
     """
-    if name.startswith("ml_dtypes:"):
-        try:
-            found: np.dtype[Any] = np.dtype(
-                getattr(importlib.import_module("ml_dtypes"), name[10:])
-            )
-            return found
-        except (ImportError, AttributeError, TypeError) as error:
-            raise ValueError(f"dtype {name} needs the package ml_dtypes: {error}") from None
     if len(name) > MAX_DTYPE_CHARS:
         raise ValueError(f"a dtype described in {len(name)} characters")
     try:
         dtype = _built(json.loads(name))
-    except (TypeError, KeyError, AttributeError, SyntaxError, RecursionError) as error:
+    except (TypeError, LookupError, AttributeError, SyntaxError, RecursionError) as error:
         raise ValueError(f"no numpy dtype: {error}") from None
     if dtype.hasobject:
         raise ValueError("a dtype that holds objects")
@@ -183,7 +177,9 @@ def dtype_named(name: str) -> "np.dtype[Any]":
 
 def _built(layout: Any) -> "np.dtype[Any]":
     if isinstance(layout, str):
-        if len(layout) > 64 or "," in layout or "(" in layout:
+        if layout.startswith("ml_dtypes:"):
+            return _extension(layout.removeprefix("ml_dtypes:"))
+        if not _DTYPE.fullmatch(layout):
             raise ValueError(f"no numpy dtype: {layout[:64]!r}")
         return np.dtype(layout)
     if "base" in layout:
@@ -197,6 +193,14 @@ def _built(layout: Any) -> "np.dtype[Any]":
         },
         align=bool(layout["aligned"]),
     )
+
+
+def _extension(name: str) -> "np.dtype[Any]":
+    try:
+        found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"numpy dtype {name} needs the package ml_dtypes: {error}") from None
+    return found
 
 
 # -- arrays of other libraries ---------------------------------------------------------------------

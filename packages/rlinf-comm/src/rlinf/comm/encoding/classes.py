@@ -24,6 +24,7 @@ from rlinf.comm.encoding.structure import MAX_DEPTH, Op
 from rlinf.comm.encoding.walk import ENCODERS, PENDING, Encoder, Refused, Walk
 from rlinf.comm.proto.message_pb2 import Class
 
+DEFINITION_BYTES: Final = 1 << 16
 MAIN: Final = ("__main__", "__mp_main__")
 
 _SETSTATE: Final = ("", "_dataclass_setstate")
@@ -157,23 +158,25 @@ def describe(kind: type, allow_pickle: bool) -> Class:
     module = "__main__" if kind.__module__ in MAIN else kind.__module__
     path = f"{module}:{kind.__qualname__}"
     message = Class(path=path, fields=field_names(kind))
-    if module == "__main__" or _find(kind.__module__, kind.__qualname__) is not kind:
-        if allow_pickle:
-            message.definition = _definition(kind)
-            message.crc = zlib.crc32(message.definition)
-        elif module != "__main__":
-            raise Refused(kind, f"class {path} cannot be found by its name, and pickling is off")
+    if module != "__main__" and _find(module, kind.__qualname__) is kind:
+        return message
+    if allow_pickle and (definition := _definition(kind)):
+        message.definition = definition
+        message.crc = zlib.crc32(definition)
+    elif module != "__main__":
+        raise Refused(kind, f"class {path} cannot be found by its name; put it into a module")
     return message
 
 
 def _definition(kind: type) -> bytes:
+    """The pickled class; empty where that fails or is large: then its name has to do."""
     definition = _definitions.get(kind)
     if definition is None:
         try:
             definition = cloudpickle.dumps(kind, protocol=5)
-        except Exception as error:  # pickling a class runs code of its attributes
-            raise Refused(kind, f"the class cannot be pickled: {error}") from error
-        _definitions[kind] = definition
+        except Exception:  # noqa: BLE001 - pickles what methods refer to, which raises anything
+            definition = b""
+        _definitions[kind] = definition = definition if len(definition) < DEFINITION_BYTES else b""
     return definition
 
 
@@ -202,7 +205,7 @@ def resolve(message: Class, allow_pickle: bool) -> type:
         found = unpickle(message.definition, message.crc, [])
     if not _fits(found, message):
         fields = list(message.fields)
-        cure = "import its module first" if module not in sys.modules else "versions may differ"
+        cure = "import its module" if module not in sys.modules else "put it into a shared module"
         raise ValueError(
             f"class {message.path} with fields {fields} is not known here, or with other fields: "
             f"{cure}"

@@ -35,7 +35,7 @@ def classify(kind: type) -> Encoder:
     """The encoder of a type that is not in `KNOWN`; asked once for every type."""
     if kind.__module__ in _TORCH and kind.__name__ in _TORCH[kind.__module__]:
         return tensors.encode_tensor
-    if issubclass(kind, np.generic):
+    if issubclass(kind, np.generic) and kind is not np.record:
         return arrays.encode_scalar
     if issubclass(kind, enum.Enum):
         return classes.encode_member

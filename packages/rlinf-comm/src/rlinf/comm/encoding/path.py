@@ -13,16 +13,18 @@ def path_to(root: object, target: object) -> str:
     Where it is in nothing the codec walks (but inside a pickled object, say) the answer is the
     root.
     """
-    return _search(root, target, "$", 0) or "$"
+    return _search(root, target, ("$", 0), set()) or "$"
 
 
-def _search(value: object, target: object, path: str, depth: int) -> str | None:
+def _search(value: object, target: object, place: tuple[str, int], seen: set[int]) -> str | None:
+    path, depth = place
     if value is target or type(value) is target:
         return path
-    if depth > MAX_DEPTH:
+    if depth > MAX_DEPTH or id(value) in seen:
         return None
+    seen.add(id(value))
     for step, child in _children(value):
-        found = _search(child, target, path + step, depth + 1)
+        found = _search(child, target, (path + step, depth + 1), seen)
         if found is not None:
             return found
     return None

@@ -3,7 +3,6 @@
 Which type goes where is in classify.py.
 """
 
-import sys
 from array import array
 from collections import OrderedDict
 from typing import Any, Final
@@ -191,8 +190,6 @@ def _machine(walk: Walk, value: list[Any] | tuple[Any, ...], code: int) -> bool:
         data = array(CODES[code], value)
     except OverflowError:
         return False
-    if sys.byteorder == "big":
-        data.byteswap()
     if len(data) * data.itemsize > INLINE_BYTES:
         walk.program += (Op.LONGS, code)
         walk.buffers.append(memoryview(data).cast("B"))

@@ -1,8 +1,6 @@
 """How plain values and containers are built again: the counterpart of plain.py and classes.py."""
 
 import enum
-import sys
-from array import array
 from collections import OrderedDict
 from itertools import islice
 from typing import Any
@@ -114,10 +112,6 @@ def compile_longs(parser: Parser, depth: int, path: str) -> Reader:
 
 
 def _numbers(code: str, data: bytes | memoryview) -> list[Any]:
-    if sys.byteorder == "big":
-        swapped = array(code, data)
-        swapped.byteswap()
-        return swapped.tolist()
     return memoryview(data).cast(code).tolist()  # type: ignore[call-overload,no-any-return]
 
 

@@ -1,7 +1,8 @@
 """The operations of a structure's program, and the limits both sides keep to.
 
 A program is the object in pre-order: an operation, its arguments, then its children. Operations
-take values from the header's lists, in order. The numbers are wire format: never reuse one.
+take values from the header's lists, in order. The numbers are wire format: never reuse one. All
+hosts are little endian.
 
     op          arguments       values consumed                     children
     NONE
@@ -102,7 +103,7 @@ FEW: Final = 16
 """Lists of up to this many numbers travel as varints, longer ones as machine numbers."""
 
 CODES: Final = ("h", "i", "q", "d")
-"""The formats of machine numbers, in the words of `array`; little endian."""
+"""The formats of machine numbers, in the words of `array`."""
 
 INT_MIN: Final = -(1 << 63)
 INT_MAX: Final = (1 << 63) - 1

@@ -181,7 +181,10 @@ def _compile(data: bytes, allow_pickle: bool) -> Reader:
             reader = Parser(structure, allow_pickle, registering=True).node(0, "$")
     except StopIteration:
         raise CodecError("malformed message: its program ends in the middle") from None
-    except (Malformed, DecodeError, IndexError, ValueError, OverflowError) as error:
+    except (
+        Malformed, DecodeError, ArithmeticError, LookupError, NotImplementedError, TypeError,
+        ValueError,
+    ) as error:  # fmt: skip
         raise CodecError(f"malformed message: {error}") from error
     return reader
 

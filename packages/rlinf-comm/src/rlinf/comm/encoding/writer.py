@@ -2,16 +2,18 @@
 
 from typing import Any, Final
 
-from google.protobuf.message import EncodeError
-
 from rlinf.comm.encoding import classify  # noqa: F401 - fills ENCODERS
 from rlinf.comm.encoding.arrays import address_of
 from rlinf.comm.encoding.classes import describe
 from rlinf.comm.encoding.path import path_to
 from rlinf.comm.encoding.pickles import encode_pickled
+from rlinf.comm.encoding.structure import MAX_DEPTH
 from rlinf.comm.encoding.walk import ENCODERS, Refused, TooDeep, Walk, Windows
 from rlinf.comm.errors import CodecError
 from rlinf.comm.proto.message_pb2 import Header, Keys, Structure
+
+HEADER_BYTES: Final = (1 << 31) - 1
+"""The largest protobuf message."""
 
 STRUCTURES: Final = 1024
 """How many serialised structures are kept, so that a message like an earlier one finds its own."""
@@ -39,6 +41,12 @@ def _write(value: object, allow_pickle: bool, careful: bool) -> tuple[bytes, lis
             if may_share(walk) and (windows := find_windows(walk.arrays)) is not None:
                 walk = _share(value, walk, windows)
         except TooDeep:
+            if not allow_pickle:
+                raise CodecError(
+                    f"cannot encode $: it contains itself or is nested deeper than {MAX_DEPTH} "
+                    "levels, which needs pickling, which is off",
+                    path="$",
+                ) from None
             walk = Walk(allow_pickle, careful, None)
             encode_pickled(walk, value, 0)
         return header_of(walk), walk.buffers
@@ -67,14 +75,22 @@ def header_of(walk: Walk) -> bytes:
         texts=walk.texts or None,
         blobs=walk.blobs or None,
     )
-    try:
-        return header.SerializeToString()
-    except EncodeError as error:
-        size = sum(map(len, walk.blobs)) + sum(map(len, walk.texts)) + 8 * len(walk.numbers)
+    data = header.SerializeToString()
+    check_size(len(data))
+    return data
+
+
+def check_size(size: int) -> None:
+    """Check the size of a header in bytes.
+
+    Raises:
+        CodecError: It is more than protobuf reads.
+    """
+    if size > HEADER_BYTES:
         raise CodecError(
-            f"what does not go in buffers makes about {size} bytes, and 2 GiB is the most: send "
-            f"many strings or numbers in an array ({error})"
-        ) from error
+            f"what does not go in buffers makes {size} bytes, and {HEADER_BYTES} is the most: send "
+            "many strings or objects in an array, or in several messages"
+        )
 
 
 def structure_of(walk: Walk) -> bytes:

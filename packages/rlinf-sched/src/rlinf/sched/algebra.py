@@ -47,7 +47,7 @@ class Labels:
     Attributes:
         curve: fractions of the run after which portions leave, where the last component before
             the port does not emit evenly; then column e holds the length of its run and column
-            A the time before it starts. Shape (M,).
+            A the time before it starts. Shape (rows, M).
     """
 
     values: Floats
@@ -58,7 +58,8 @@ class Labels:
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Labels":
         """Only these rows."""
-        return Labels(self.values[rows], self.before, self.after, self.parts, self.curve)
+        curve = None if self.curve is None else self.curve[rows]
+        return Labels(self.values[rows], self.before, self.after, self.parts, curve)
 
     def so(self) -> Pair:
         """First departure and period, with everything there at the start."""
@@ -125,7 +126,7 @@ def leaf(seconds: Floats, before: bool, after: bool, parts: int) -> Labels:
 
 
 def source(run: Floats, curve: Floats, parts: int) -> Labels:
-    """Labels of a component without pipelined input that emits along ``curve``."""
+    """Labels of a component without pipelined input that emits along its row of ``curve``."""
     zero = np.zeros_like(run)
     return Labels(np.stack([zero, run, zero], axis=1), False, True, parts, curve)
 
@@ -149,9 +150,9 @@ def so_ie(parts: int, first: Labels, second: Labels) -> Floats:
     if first.curve is not None:
         ahead = parts - 1 - np.arange(parts)
         run = first.values[:, 1]
-        late = run * first.curve[0] + ahead[0] * c2
-        for k in _corners(first.curve):
-            np.maximum(late, run * first.curve[k] + ahead[k] * c2, out=late)
+        late = run * first.curve[:, 0] + ahead[0] * c2
+        for k in _all_corners(first.curve):
+            np.maximum(late, run * first.curve[:, k] + ahead[k] * c2, out=late)
         return np.asarray(first.values[:, 0] + late + a2)
     a1, e1 = first.so()
     return np.asarray(a1 + a2 + (parts - 1) * np.maximum(e1, c2))
@@ -219,6 +220,14 @@ def assemble(
     bare.values[:, 4:8] = np.stack(extra, axis=1)
     bare.values[:, 8] = np.where(end > bare.x() * ROUND, end, 0.0)
     return bare
+
+
+def _all_corners(curves: Floats) -> list[int]:
+    if not len(curves):
+        return []
+    fresh = np.r_[True, (curves[1:] != curves[:-1]).any(axis=1)]
+    different = np.unique(curves[fresh], axis=0)
+    return sorted({int(k) for curve in different for k in _corners(curve)})
 
 
 def _corners(curve: Floats) -> npt.NDArray[np.int64]:

@@ -78,9 +78,7 @@ def _flow(parts: int, first: Labels, second: Labels, wires: Wiring) -> Flow | No
     return flow
 
 
-def temporal(
-    parts: int, first: Labels, second: Labels, wires: Wiring, switch_s: float
-) -> Labels:
+def temporal(parts: int, first: Labels, second: Labels, wires: Wiring, switch_s: float) -> Labels:
     """The second part after the first on the same devices; rows correspond."""
     first = first.affine()
     start = first.x() + switch_s

@@ -27,6 +27,7 @@ class SearchConfig:
         exact_components: workflows of more components are searched with narrow fronts, and the
             plan's bound comes from a lower bound on any plan.
         beam: rows kept for each use of devices in a narrow front.
+        kind: only plans of this kind, "temporal" or "spatial"; empty: any.
     """
 
     micro_batches: tuple[int, ...] = ()
@@ -34,12 +35,15 @@ class SearchConfig:
     tolerance: float = 0.002
     exact_components: int = 4
     beam: int = 2
+    kind: str = ""
 
     def __post_init__(self) -> None:
         if any(m < 1 for m in self.micro_batches):
             raise ConfigError("micro_batches", f"must be positive, are {self.micro_batches}")
         if self.front_limit < 1:
             raise ConfigError("front_limit", f"must be positive, is {self.front_limit}")
+        if self.kind not in ("", "temporal", "spatial"):
+            raise ConfigError("kind", f"must be temporal or spatial, is {self.kind!r}")
         if not 0 < self.tolerance < 1:
             raise ConfigError("tolerance", f"must be between 0 and 1, is {self.tolerance}")
 
@@ -64,6 +68,7 @@ class SearchConfig:
             if "exact_components" in found
             else given.exact_components,
             beam=found["beam"].integer(1) if "beam" in found else given.beam,
+            kind=found["kind"].text() if "kind" in found else given.kind,
         )
 
 

@@ -271,9 +271,7 @@ def thin(options: Options) -> Options:
             [
                 k
                 for k in range(len(seconds))
-                if not (
-                    (used[:k] <= used[k]).all(axis=1) & (seconds[:k] <= seconds[k])
-                ).any()
+                if not ((used[:k] <= used[k]).all(axis=1) & (seconds[:k] <= seconds[k])).any()
             ],
             np.int64,
         )

@@ -1,5 +1,6 @@
 """What a plan takes, to the micro-batch: exact for the model, dependencies included."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,23 +42,30 @@ class Timeline:
     seconds: float = 0.0
 
 
-def evaluate(tree: Tree, model: CostModel, staleness: int = 0) -> Timeline:
+Stage = Callable[[str, Floats, float], Run | None]
+"""Runs a component: its name, when each micro-batch is there, seconds for one; None: as usual."""
+
+
+def evaluate(
+    tree: Tree, model: CostModel, staleness: int = 0, stage: Stage | None = None
+) -> Timeline:
     """Lay a plan out in time.
 
     Args:
         staleness: with 1 or more, parts side by side at the root work on different iterations,
             and the length of an iteration is that of the slowest.
+        stage: replaces what the model says about a component.
     """
     line = Timeline()
     index = {name: i for i, name in enumerate(model.names)}
     if staleness and isinstance(tree, Parallel):
-        parts = [evaluate(part, model, staleness - 1) for part in (tree.first, tree.second)]
+        parts = [evaluate(part, model, staleness - 1, stage) for part in (tree.first, tree.second)]
         for part in parts:
             line.runs |= part.runs
             line.switches += part.switches
         line.seconds = max(part.seconds for part in parts)
         return line
-    line.seconds = _Clock(model, index, line).run(tree, 0.0, None, 0)
+    line.seconds = _Clock(model, index, line, stage).run(tree, 0.0, None, 0)
     return line
 
 
@@ -66,6 +74,7 @@ class _Clock:
     model: CostModel
     index: dict[str, int]
     line: Timeline
+    stage: Stage | None = None
 
     def run(self, tree: Tree, start: float, inherited: int | None, beside: int) -> float:
         """When the tree ends, with its devices free from ``start`` on."""
@@ -88,16 +97,22 @@ class _Clock:
         self, tree: Leaf | Loop, start: float, inherited: int | None, beside: int
     ) -> float:
         name, parts, seconds = self._price(tree, inherited, beside)
-        steps = np.arange(parts)
         ready = np.maximum(self._ready(name, parts), start)
+        own = self.stage(name, ready, seconds) if self.stage is not None else None
+        devices = tree.devices if isinstance(tree, Leaf) else 1
+        self.line.runs[name] = own or self._usual((name, devices), ready, seconds, start)
+        return float(self.line.runs[name].finish[-1])
+
+    def _usual(self, what: tuple[str, int], ready: Floats, seconds: float, start: float) -> Run:
+        (name, devices), parts = what, len(ready)
+        steps = np.arange(parts)
         finish = (steps + 1) * seconds + np.maximum.accumulate(ready - steps * seconds)
         begin = finish - seconds
         entry = self.model.profile.components.get(name)
-        if entry is not None and entry.emission and parts > 1 and ready[-1] <= start:
-            finish = start + seconds * parts * entry.emitted(parts)
+        if entry is not None and entry.uneven and parts > 1 and ready[-1] <= start:
+            finish = start + seconds * parts * entry.emitted(parts, devices)
             begin = np.r_[start, finish[:-1]]
-        self.line.runs[name] = Run(begin, finish, seconds)
-        return float(finish[-1])
+        return Run(np.asarray(begin, float), np.asarray(finish, float), seconds)
 
     def _price(
         self, tree: Leaf | Loop, inherited: int | None, beside: int

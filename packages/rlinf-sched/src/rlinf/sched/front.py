@@ -87,9 +87,11 @@ def join(fronts: list[Front], like: Labels, width: int) -> Front:
     shifts = np.cumsum([0, *(len(front.origins) for front in fronts[:-1])])
     values = np.concatenate([label.values for label in labels])
     shape = labels[0]
+    curves = [label.curve for label in labels if label.curve is not None]
+    curve = np.concatenate(curves) if curves else None
     return Front(
         np.concatenate([front.used for front in fronts]),
-        Labels(values, shape.before, shape.after, shape.parts, shape.curve),
+        Labels(values, shape.before, shape.after, shape.parts, curve),
         tuple(origin for front in fronts for origin in front.origins),
         np.concatenate([f.origin + shift for f, shift in zip(fronts, shifts, strict=True)]),
         np.concatenate([front.i for front in fronts]),
@@ -103,6 +105,8 @@ def prune(front: Front, limit: int, tolerance: float) -> Front:
     if len(front) < 2:
         return _flag(front)
     values = front.labels.values
+    if front.labels.curve is not None:
+        return _flag(front)
     if front.used.shape[1] == 1:
         if values.shape[1] == 1:
             return _flag(front.take(_lowest(front.used[:, 0], values[:, 0])))
@@ -142,13 +146,19 @@ def narrow(front: Front, beam: int) -> Front:
 
 
 def _flag(front: Front) -> Front:
-    if front.used.shape[1] != 1:
+    if front.used.shape[1] != 1 or front.labels.curve is not None:
         return front
     values = front.labels.values
     ordered = bool((np.diff(values, axis=0) <= 0).all()) if len(front) else True
     ordered = ordered and bool((np.diff(front.used[:, 0]) > 0).all())
     return Front(
-        front.used, front.labels, front.origins, front.origin, front.i, front.j, ordered,
+        front.used,
+        front.labels,
+        front.origins,
+        front.origin,
+        front.i,
+        front.j,
+        ordered,
         front.bound,
     )
 
@@ -156,7 +166,7 @@ def _flag(front: Front) -> Front:
 def _lowest(used: Counts, value: Floats) -> Counts:
     order = np.lexsort((value, used))
     best = np.minimum.accumulate(np.r_[np.inf, value[order]])[:-1]
-    return order[value[order] < best]
+    return np.asarray(order[value[order] < best])
 
 
 def _staircase(used: Counts, first: Floats, rate: Floats) -> Counts:
@@ -170,15 +180,16 @@ def _staircase(used: Counts, first: Floats, rate: Floats) -> Counts:
     table = np.full(len(n) * len(r), np.inf)
     value = first[order]
     np.minimum.at(table, cell, value)
-    table = table.reshape(len(n), len(r))
     better = np.full((len(n) + 1, len(r) + 1), np.inf)
-    better[1:, 1:] = np.minimum.accumulate(np.minimum.accumulate(table, axis=0), axis=1)
+    better[1:, 1:] = np.minimum.accumulate(
+        np.minimum.accumulate(table.reshape(len(n), len(r)), axis=0), axis=1
+    )
     rows, columns = cell // len(r), cell % len(r)
     left, below = better[rows + 1, columns], better[rows, columns + 1]
-    keep = (value == table.ravel()[cell]) & (value < left) & (value < below)
+    keep = (value == table[cell]) & (value < left) & (value < below)
     kept = order[keep]
     _, once = np.unique(cell[keep], return_index=True)
-    return kept[np.sort(once)]
+    return np.asarray(kept[np.sort(once)])
 
 
 def _pairwise(points: Floats) -> Counts:
@@ -190,11 +201,11 @@ def _pairwise(points: Floats) -> Counts:
     for start in range(0, len(points), step):
         block = points[start : start + step]
         if len(kept):
-            beaten = np.zeros(len(block), bool)
+            beaten: npt.NDArray[np.bool_] = np.zeros(len(block), bool)
             old = points[kept]
             for low in range(0, len(old), 4096):
                 part = old[low : low + 4096]
-                beaten |= (part[None] <= block[:, None]).all(axis=2).any(axis=1)
+                beaten |= np.any(np.all(part[None] <= block[:, None], axis=2), axis=1)
             alive = np.flatnonzero(~beaten)
         else:
             alive = np.arange(len(block))

@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rlinf.sched.document import Node, PlainData
-from rlinf.sched.errors import GraphError, ProfileError
+from rlinf.sched.errors import GraphError
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,59 +144,7 @@ class FlowGraph:
                         ready.append(b)
         return tuple(order) if len(order) == len(self.components) else None
 
-    def to_dict(self) -> PlainData:
-        """Plain data for YAML or JSON."""
-        return {
-            "components": {c.name: _component_data(c) for c in self.components},
-            "edges": [list(edge) for edge in self.edges],
-        }
-
-    @classmethod
-    def from_node(cls, node: Node) -> "FlowGraph":
-        """Read ``components`` (mapping or list of names) and ``edges`` or ``chain``.
-
-        Raises:
-            ProfileError: names the path and the reason.
-        """
-        fields = node.fields(("components",), ("edges", "chain"))
-        nodes = _read_components(fields["components"])
-        try:
-            if "edges" in fields:
-                edges = tuple(_read_edge(edge) for edge in fields["edges"].items())
-                return cls(nodes, edges)
-            return cls.chain(*nodes)
-        except GraphError as problem:
-            raise ProfileError(node.path or "document", str(problem), node.source) from problem
-
 
 def cycle_name(members: Iterable[str]) -> str:
     """The name of a cycle treated as one component."""
     return "+".join(members)
-
-
-def _component_data(component: Component) -> dict[str, object]:
-    data: dict[str, object] = {}
-    if component.sizes:
-        data["sizes"] = list(component.sizes)
-    if not component.chunked:
-        data["chunked"] = False
-    return data
-
-
-def _read_components(node: Node) -> tuple[Component, ...]:
-    if isinstance(node.value, list):
-        return tuple(Component(item.text()) for item in node.items())
-    found = []
-    for name, entry in node.entries().items():
-        fields = entry.fields((), ("sizes", "chunked")) if entry.value is not None else {}
-        sizes = tuple(s.integer(1) for s in fields["sizes"].items()) if "sizes" in fields else ()
-        chunked = fields["chunked"].flag() if "chunked" in fields else True
-        found.append(Component(name, sizes, chunked))
-    return tuple(found)
-
-
-def _read_edge(node: Node) -> tuple[str, str]:
-    ends = node.items()
-    if len(ends) != 2:
-        node.fail(f"an edge is [producer, consumer], found {len(ends)} names")
-    return ends[0].text(), ends[1].text()

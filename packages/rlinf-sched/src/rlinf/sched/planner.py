@@ -1,7 +1,6 @@
 """The door: from a workflow and a profile to a plan."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -64,7 +63,7 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
         raise model.explain_infeasible()
     tree, bound = found[0]
     seconds = evaluate(tree, model, staleness).seconds
-    if not staleness and (not model.chain or bound):
+    if not staleness and (not model.chain or bound) and not config.kind:
         seconds, tree = polish([t for t, _ in found], model)
     if bound and not staleness:
         bound = min(bound, max(0.0, seconds / lower_bound(model) - 1))

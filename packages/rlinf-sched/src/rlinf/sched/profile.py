@@ -1,5 +1,6 @@
 """What is known about each component: times, emission, memory, cores, switching."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -43,6 +44,7 @@ class ComponentProfile:
             batch size was measured.
         emission: fractions of the run's time at which the 1st, 2nd, ... of equal portions of the
             items have come out, increasing to 1; empty: evenly.
+        emissions: the same by number of devices, where it differs; the nearest size counts.
         active_bytes: memory a device needs while the component works, on one device; it is
             divided by the number of devices.
         resident_bytes: the same while the component idles in memory.
@@ -55,6 +57,7 @@ class ComponentProfile:
     law: Law | None = None
     overhead_s: float = 0.0
     emission: tuple[float, ...] = ()
+    emissions: tuple[tuple[int, tuple[float, ...]], ...] = ()
     active_bytes: float = 0.0
     resident_bytes: float = 0.0
     onload_s: float = 0.0
@@ -64,9 +67,15 @@ class ComponentProfile:
     def __post_init__(self) -> None:
         if self.law is None and not self.samples:
             raise ProfileError("times", "needs at least one sample, or a law")
-        curve = np.asarray(self.emission, float)
-        if len(curve) and ((np.diff(curve) < 0).any() or curve[0] < 0 or abs(curve[-1] - 1) > 1e-9):
-            raise ProfileError("emission", "must increase, from 0 or more, to 1")
+        for given in (self.emission, *(curve for _, curve in self.emissions)):
+            q = np.asarray(given, float)
+            if len(q) and ((np.diff(q) < 0).any() or q[0] < 0 or abs(q[-1] - 1) > 1e-9):
+                raise ProfileError("emission", "must increase, from 0 or more, to 1")
+
+    @property
+    def uneven(self) -> bool:
+        """Its items do not come out evenly."""
+        return bool(self.emission or self.emissions)
 
     def types(self) -> tuple[str, ...]:
         """Device types it was measured on."""
@@ -109,13 +118,16 @@ class ComponentProfile:
         sizes = [s.devices for s in self.samples]
         return self.law is not None or min(sizes) / 4 <= devices <= max(sizes) * 4
 
-    def emitted(self, parts: int) -> Floats:
+    def emitted(self, parts: int, devices: float = 1) -> Floats:
         """Fraction of the run after which each of ``parts`` equal portions is out; (parts,)."""
         wanted = np.arange(1, parts + 1) / parts
-        if not self.emission:
+        curve = self.emission
+        if self.emissions:
+            _, curve = min(self.emissions, key=lambda e: abs(math.log(e[0] / devices)))
+        if not curve:
             return wanted
-        shares = np.arange(1, len(self.emission) + 1) / len(self.emission)
-        return np.asarray(np.interp(wanted, np.r_[0, shares], np.r_[0, self.emission]))
+        shares = np.arange(1, len(curve) + 1) / len(curve)
+        return np.asarray(np.interp(wanted, np.r_[0, shares], np.r_[0, curve]))
 
     def scaled(self, factor: float) -> "ComponentProfile":
         """The same component, ``factor`` times slower."""

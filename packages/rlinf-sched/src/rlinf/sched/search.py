@@ -129,9 +129,7 @@ class Searcher:
         inner = self.front(Task(task.members, beside=task.beside))
         if not task.takes and not task.gives:
             return inner
-        labels = algebra.whole(
-            inner.labels.x(), bool(task.takes), bool(task.gives), task.parts
-        )
+        labels = algebra.whole(inner.labels.x(), bool(task.takes), bool(task.gives), task.parts)
         rows = np.arange(len(inner))
         origin = Origin("whole", inner)
         return Front(
@@ -181,18 +179,19 @@ class Searcher:
         seconds = options.seconds[chosen]
         if piped and not self.model.chunkable(i):
             chosen, seconds = chosen[:0], seconds[:0]
-        labels = self._leaf_labels(i, seconds, task)
+        labels = self._leaf_labels(i, seconds, options.devices[chosen], task)
         origin = Origin("leaf", parts=task.parts if piped else 1, options=options)
         front = Front(
             options.used[chosen], labels, (origin,), np.zeros_like(chosen), chosen, chosen,
-            ordered=options.used.shape[1] == 1,
+            ordered=options.used.shape[1] == 1 and labels.curve is None,
         )  # fmt: skip
         return self._affordable(front, task)
 
-    def _leaf_labels(self, i: int, seconds: algebra.Floats, task: Task) -> Labels:
+    def _leaf_labels(self, i: int, seconds: algebra.Floats, devices: Counts, task: Task) -> Labels:
         entry = self.model.own_profile(i)
-        if task.gives and not task.takes and entry is not None and entry.emission:
-            curve = entry.emitted(task.parts)
+        if task.gives and not task.takes and entry is not None and entry.uneven:
+            curves = [entry.emitted(task.parts, float(n)) for n in devices]
+            curve = np.array(curves).reshape(len(devices), task.parts)
             return algebra.source(seconds * task.parts, curve, task.parts)
         parts = task.parts if task.takes or task.gives else 1
         return algebra.leaf(seconds, bool(task.takes), bool(task.gives), parts)
@@ -200,9 +199,9 @@ class Searcher:
     # Composed sets
 
     def _composed(self, task: Task, blocks: bool) -> Front:
-        found = list(self._in_turn(task))
+        found = [] if self.config.kind == "spatial" else list(self._in_turn(task))
         alone = not task.takes and not task.gives
-        if not blocks:
+        if not blocks and self.config.kind != "temporal":
             if alone:
                 self._tighten(task, found)
                 found += [] if self.model.chain else self._independent(task)
@@ -218,9 +217,7 @@ class Searcher:
             return joined if everything else _quickest(joined)
         if self.narrow:
             return self._affordable(narrow(joined, self.config.beam), task)
-        return self._affordable(
-            prune(joined, self.config.front_limit, self.config.tolerance), task
-        )
+        return self._affordable(prune(joined, self.config.front_limit, self.config.tolerance), task)
 
     def _tighten(self, task: Task, found: list[Front]) -> None:
         if self._is_root(task):
@@ -293,7 +290,7 @@ class Searcher:
         model, alone = self.model, not task.takes and not task.gives
         block_last = model.chain and bool(task.gives)
         for cut in self.cuts(task.members):
-            if alone and not cut.edge or not self._promising(task, cut):
+            if (alone and not cut.edge) or not self._promising(task, cut):
                 continue
             feeding = [i for i in bits(cut.first) if model.succ[i] & cut.second]
             fed = [i for i in bits(cut.second) if model.pred[i] & cut.first]
@@ -326,6 +323,7 @@ class Searcher:
         yield from found[step // 2 :: step] if self.narrow else found
 
     def slack(self) -> float:
+        """Plans up to this factor above the best so far are kept."""
         return SLACK if self.model.chain else DAG_SLACK
 
     def _is_root(self, task: Task) -> bool:
@@ -346,8 +344,7 @@ class Searcher:
         return floors
 
     def _floor(self, members: int) -> float:
-        outside = sum(f for i, f in enumerate(self._floors) if not members >> i & 1)
-        return outside
+        return sum(f for i, f in enumerate(self._floors) if not members >> i & 1)
 
     def _kept(self, front: Front, task: Task) -> Front:
         """Without the rows that lead to no plan below the ceiling."""
@@ -385,7 +382,7 @@ class Searcher:
         left, right = cut.first.bit_length() - 1, cut.second & -cut.second
         least = self._least_size(left, task.parts)
         least += self._least_size(right.bit_length() - 1, task.parts)
-        return least <= self._budget(task)[0]
+        return least <= int(self._budget(task)[0])
 
     def _least_size(self, i: int, parts: int) -> int:
         """The fewest devices on which a pipelined component stays below the ceiling."""
@@ -414,7 +411,7 @@ def _wiring(task: Task, cut: Cut, edge: bool) -> Wiring:
 
 
 def _quickest(front: Front) -> Front:
-    return front.take(np.argmin(front.labels.x())[None]) if len(front) else front
+    return front.take(np.array([np.argmin(front.labels.x())])) if len(front) else front
 
 
 def _empty(shape: Labels) -> Labels:

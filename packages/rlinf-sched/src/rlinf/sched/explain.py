@@ -1,0 +1,248 @@
+"""Why this plan: alternatives, bottleneck, idle time, how far the profile may be wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf.sched.config import SearchConfig
+from rlinf.sched.cost import CostModel
+from rlinf.sched.errors import InfeasibleError
+from rlinf.sched.evaluate import Timeline, evaluate
+from rlinf.sched.machine import Machine
+from rlinf.sched.plan import Plan
+from rlinf.sched.planner import search_model
+from rlinf.sched.profile import Profile
+from rlinf.sched.tree import Leaf, Loop, Tree
+from rlinf.sched.workflow import Workflow
+
+FLIP_LIMIT = 8.0
+"""How many times quicker or slower a component is tried at most."""
+
+FLIP_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one component does with its devices.
+
+    Attributes:
+        busy: share of the iteration in which it works.
+        idle: share in which its devices do nothing at all.
+        device_seconds: devices times seconds of its work.
+    """
+
+    component: str
+    busy: float
+    idle: float
+    device_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """How far one component's time may move before another kind of plan or layout is best.
+
+    Attributes:
+        slower: factor; infinite where nothing up to eight times changes the plan.
+        quicker: factor below 1; 0 where nothing down to an eighth does.
+    """
+
+    component: str
+    slower: float
+    quicker: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a plan was chosen.
+
+    Attributes:
+        plan: the one explained.
+        best_of_kind: the best temporal, spatial and hybrid plan, with seconds.
+        bottleneck: the component whose speed-up helps most.
+        shares: of every component.
+        flips: of every component; empty where not asked for.
+        notes: what to know about the prediction, such as extrapolated times.
+    """
+
+    plan: Plan
+    best_of_kind: dict[str, float]
+    bottleneck: str
+    shares: tuple[Share, ...]
+    flips: tuple[Flip, ...]
+    notes: tuple[str, ...]
+
+    def text(self) -> str:
+        """All of it for a person to read."""
+        lines = [self.plan.tree(), "", "best of each kind:"]
+        own = self.plan.seconds or 0.0
+        for kind, seconds in self.best_of_kind.items():
+            lines.append(f"  {kind:9s} {seconds:10.2f} s  {100 * (seconds / own - 1):+6.1f} %")
+        lines += ["", f"bottleneck: {self.bottleneck}", "", "component        busy   idle"]
+        lines += [
+            f"  {s.component:14s} {100 * s.busy:4.0f} %  {100 * s.idle:4.0f} %" for s in self.shares
+        ]
+        if self.flips:
+            lines += ["", "the plan changes when a component's time is multiplied by"]
+            lines += [f"  {f.component:14s} {_factor(f)}" for f in self.flips]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def explain(workflow: Workflow, plan: Plan, *, flips: bool = True) -> Explanation:
+    """Explain a plan of a workflow.
+
+    Args:
+        flips: also look how far each component's time may move; takes some twenty searches for
+            each component.
+    """
+    model = _model(workflow, workflow.profile)
+    line = evaluate(plan.root, model, plan.staleness)
+    return Explanation(
+        plan,
+        best_of_kind(workflow),
+        _bottleneck(workflow, plan),
+        _shares(plan, line),
+        tuple(_flip(workflow, plan, name) for name in _profiled(workflow)) if flips else (),
+        tuple(_notes(workflow, plan)),
+    )
+
+
+def best_of_kind(workflow: Workflow) -> dict[str, float]:
+    """Seconds of the best plan of each kind; kinds that do not fit are left out."""
+    model = _model(workflow, workflow.profile)
+    sync = workflow.profile.sync_s
+    found: dict[str, float] = {}
+    best = search_model(model, SearchConfig())
+    found[best.kind] = best.seconds or 0.0
+    for kind in ("temporal", "spatial"):
+        if kind not in found:
+            try:
+                plan = search_model(model, SearchConfig(kind=kind))
+            except InfeasibleError:
+                continue
+            found[kind] = evaluate(plan.root, model).seconds + sync
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def layout(tree: Tree) -> str:
+    """What stays of a plan when the numbers of micro-batches do not count."""
+    if isinstance(tree, Leaf):
+        return f"{tree.component}@{tree.devices}{tree.device_type}"
+    if isinstance(tree, Loop):
+        return f"loop{tree.parts}({','.join(layout(member) for member in tree.members)})"
+    return f"{type(tree).__name__}({layout(tree.first)},{layout(tree.second)})"
+
+
+def robust_plan(
+    workflow: Workflow, *, noise: float = 0.1, samples: int = 16, seed: int = 0
+) -> tuple[Plan, float]:
+    """The plan with the least mean excess over profiles drawn around the given one.
+
+    Every component's times are multiplied by a log-normal factor. The candidates are the best
+    plans of those profiles.
+
+    Returns:
+        The plan, priced by the given profile, and its mean excess over each draw's own best.
+    """
+    rng = np.random.default_rng(seed)
+    names = _profiled(workflow)
+    draws = [dict.fromkeys(names, 1.0)]
+    for _ in range(samples):
+        draws.append({n: float(np.exp(noise * rng.standard_normal())) for n in names})
+    models = [_model(workflow, workflow.profile.scaled(draw)) for draw in draws]
+    plans = [search_model(model, SearchConfig(), workflow.staleness) for model in models]
+    lag = workflow.staleness
+    times = np.array([[evaluate(p.root, m, lag).seconds for m in models] for p in plans])
+    excess = (times / times.min(axis=0) - 1).mean(axis=1)
+    best = int(np.argmin(excess))
+    seconds = float(times[best, 0]) + workflow.profile.sync_s
+    chosen = plans[best]
+    priced = Plan(
+        chosen.root, chosen.devices, chosen.batch, seconds, chosen.staleness, chosen.bound
+    )
+    return priced, float(excess[best])
+
+
+def _model(workflow: Workflow, profile: Profile) -> CostModel:
+    machine = Machine.of(workflow.devices, profile)
+    return CostModel(workflow.graph, profile, machine, workflow.batch)
+
+
+def _profiled(workflow: Workflow) -> tuple[str, ...]:
+    return tuple(workflow.profile.components)
+
+
+def _bottleneck(workflow: Workflow, plan: Plan) -> str:
+    """The component whose 10 % speed-up shortens this plan most."""
+    gains = {}
+    for name in _profiled(workflow):
+        model = _model(workflow, workflow.profile.scaled({name: 0.9}))
+        gains[name] = evaluate(plan.root, model, plan.staleness).seconds
+    return min(gains, key=lambda name: gains[name])
+
+
+def _shares(plan: Plan, line: Timeline) -> tuple[Share, ...]:
+    total = line.seconds
+    placements = plan.placements()
+    working: dict[str, list[tuple[float, float]]] = {}
+    busy = {}
+    for name, run in line.runs.items():
+        busy[name] = float((run.finish - run.start).sum())
+        for member in name.split("+"):
+            for device in placements[member].devices:
+                working.setdefault(device, []).append((float(run.start[0]), busy[name]))
+    found = []
+    for name, seconds in busy.items():
+        devices = [d for member in name.split("+") for d in placements[member].devices]
+        used = np.mean([min(total, sum(s for _, s in working[d])) for d in devices])
+        idle = 1 - float(used) / total
+        found.append(Share(name, seconds / total, idle, seconds * len(devices)))
+    return tuple(found)
+
+
+def _flip(workflow: Workflow, plan: Plan, name: str) -> Flip:
+    slower = _first_change(workflow, plan, name, FLIP_LIMIT)
+    quicker = _first_change(workflow, plan, name, 1 / FLIP_LIMIT)
+    return Flip(name, slower or float("inf"), quicker or 0.0)
+
+
+def _first_change(workflow: Workflow, plan: Plan, name: str, limit: float) -> float | None:
+    """The factor nearest to 1 at which the layout changes, by bisection; None: none up to limit."""
+    here = layout(plan.root)
+
+    def changed(factor: float) -> bool:
+        model = _model(workflow, workflow.profile.scaled({name: factor}))
+        return layout(search_model(model, SearchConfig(), workflow.staleness).root) != here
+
+    same, other = 0.0, None
+    for step in (0.125, 0.25, 0.5, 1.0):
+        if changed(limit**step):
+            other = step
+            break
+        same = step
+    if other is None:
+        return None
+    for _ in range(FLIP_STEPS - 4):
+        middle = (same + other) / 2
+        if changed(limit**middle):
+            other = middle
+        else:
+            same = middle
+    return float(limit**other)
+
+
+def _notes(workflow: Workflow, plan: Plan) -> Sequence[str]:
+    notes = []
+    for name, place in plan.placements().items():
+        entry = workflow.profile.components.get(name)
+        if entry is not None and not entry.covers(len(place.devices)):
+            notes.append(f"{name} on {len(place.devices)} devices is far from what was measured")
+    if plan.bound:
+        notes.append(f"approximate: at most {100 * plan.bound:.2g} % above the best plan")
+    return notes
+
+
+def _factor(flip: Flip) -> str:
+    slower = "never" if np.isinf(flip.slower) else f"{flip.slower:.2f}"
+    quicker = "never" if not flip.quicker else f"{flip.quicker:.2f}"
+    return f"{quicker} or {slower}"

@@ -77,7 +77,7 @@ class DeviationRule:
                 factors = _means(self._seen)
                 self._planned, self._seen = dict(factors), []
                 shift = 100 * (factors[name] / planned - 1)
-                why = f"{name} took {shift:+.0f} % of the predicted time over {self.window} iterations"
+                why = f"{name} is {shift:+.0f} % off the prediction over {self.window} iterations"
                 return Replan(seen.iteration, factors, why)
         return None
 

@@ -9,7 +9,7 @@ from rlinf.sched.errors import SchedError
 from rlinf.sched.evaluate import Timeline
 from rlinf.sched.graph import cycle_name
 from rlinf.sched.plan import Plan
-from rlinf.sched.tree import Leaf, Loop, Tree, width
+from rlinf.sched.tree import Leaf, Loop, Tree, leaves, width
 
 COLOURS = ("#4c72b0", "#55a868", "#c44e52", "#8172b2", "#ccb974", "#64b5cd", "#937860", "#da8bc3")
 SWITCH_COLOUR = "#999999"
@@ -53,10 +53,9 @@ def bars(plan: Plan, line: Timeline) -> list[Bar]:
                 Bar(member, where[devices[0]], len(devices), float(start), float(end), k)
                 for k, (start, end) in enumerate(zip(run.start, run.finish, strict=True))
             ]
-    for start, end, tree in line.switches:
-        count = sum(width(tree).values())
-        leaf = next(iter(_components(tree)))
-        name = leaf.component if isinstance(leaf, Leaf) else leaf.members[0].component
+    for start, end, pair in line.switches:
+        count = sum(width(pair).values())
+        name = next(leaves(pair)).component
         found.append(Bar("switch", where[spots[name].devices[0]], count, start, end))
     return found
 

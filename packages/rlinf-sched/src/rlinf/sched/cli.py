@@ -1,0 +1,203 @@
+"""The commands ``rlinf-sched`` and ``rlinf-profiler``."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rlinf.sched import gantt, trace
+from rlinf.sched.config import traced_environment
+from rlinf.sched.errors import SchedError
+from rlinf.sched.explain import best_of_kind, explain, robust_plan
+from rlinf.sched.plan import Plan
+from rlinf.sched.planner import search
+from rlinf.sched.simulate import Reality, simulate
+from rlinf.sched.workflow import Workflow
+
+SAVERS = {".png": gantt.save_png, ".html": gantt.save_html, ".json": gantt.save_chrome_trace}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``rlinf-sched``: returns 0, or 2 with a message on the error stream."""
+    options = _sched_parser().parse_args(arguments)
+    try:
+        data, text = _COMMANDS[options.command](options, _workflow(options))
+    except SchedError as problem:
+        print(f"rlinf-sched: {problem}", file=sys.stderr)
+        return 2
+    print(json.dumps(data, indent=2) if options.json else text)
+    return 0
+
+
+def profiler_main(arguments: Sequence[str] | None = None) -> int:
+    """``rlinf-profiler``: returns the traced command's own status, or 2 on an error."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _report(given[1:]) if given[:1] == ["report"] else _trace(given)
+    except SchedError as problem:
+        print(f"rlinf-profiler: {problem}", file=sys.stderr)
+        return 2
+
+
+def _sched_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rlinf-sched", description="Plan staged pipelines.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    texts = {
+        "plan": "find the quickest plan",
+        "simulate": "execute a plan with jitter and draw it",
+        "explain": "say why this plan",
+        "compare": "the best plan of each kind, or the plans given",
+    }
+    for name, text in texts.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("workflow", help="YAML or JSON document")
+        command.add_argument("--gpus", type=int, metavar="N", help="plan for N devices")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "plan":
+            command.add_argument("-o", "--output", help="save the plan here")
+            command.add_argument("--robust", type=float, metavar="NOISE", help="e.g. 0.1")
+        if name in ("simulate", "explain"):
+            command.add_argument("--plan", help="this plan instead of the best")
+        if name == "simulate":
+            command.add_argument("--jitter", type=float, default=0.03)
+            command.add_argument("--iterations", type=int, default=8)
+            command.add_argument("--seed", type=int, default=0)
+            command.add_argument("--draw", metavar="FILE", help=".png, .html or .json (trace)")
+        if name == "compare":
+            command.add_argument("plans", nargs="*", help="plan files")
+    return parser
+
+
+def _workflow(options: argparse.Namespace) -> Workflow:
+    workflow = Workflow.load(options.workflow)
+    if options.gpus is None:
+        return workflow
+    if options.gpus < 1:
+        raise SchedError(f"--gpus must be positive, is {options.gpus}")
+    return workflow.on(options.gpus)
+
+
+def _chosen(options: argparse.Namespace, workflow: Workflow) -> Plan:
+    if getattr(options, "plan", None):
+        return Plan.load(options.plan)
+    return _best(workflow)
+
+
+def _best(workflow: Workflow) -> Plan:
+    return search(
+        workflow.graph,
+        workflow.profile,
+        workflow.devices,
+        workflow.batch,
+        staleness=workflow.staleness,
+    )
+
+
+Answer = tuple[object, str]
+
+
+def _plan(options: argparse.Namespace, workflow: Workflow) -> Answer:
+    note = ""
+    if options.robust:
+        plan, excess = robust_plan(workflow, noise=options.robust)
+        note = f"\nmean excess over each profile's own best: {100 * excess:.2f} %"
+    else:
+        plan = _best(workflow)
+    if options.output:
+        plan.save(options.output)
+    return plan.to_dict(), plan.tree() + note
+
+
+def _simulate(options: argparse.Namespace, workflow: Workflow) -> Answer:
+    plan = _chosen(options, workflow)
+    result = simulate(
+        plan,
+        workflow.graph,
+        workflow.profile,
+        Reality(jitter=options.jitter),
+        iterations=options.iterations,
+        seed=options.seed,
+    )
+    if options.draw:
+        saver = SAVERS.get(Path(options.draw).suffix)
+        if saver is None:
+            raise SchedError(f"--draw {options.draw}: know {', '.join(SAVERS)}")
+        saver(plan, result.last, options.draw)
+    data = {
+        "predicted_s": result.predicted_s,
+        "simulated_s": result.seconds.tolist(),
+        "error": result.error,
+    }
+    text = (
+        f"{plan.tree()}\npredicted {result.predicted_s:.3f} s, simulated "
+        f"{result.seconds.mean():.3f} s over {options.iterations} iterations "
+        f"({100 * result.error:+.2f} %)"
+    )
+    return data, text
+
+
+def _explain(options: argparse.Namespace, workflow: Workflow) -> Answer:
+    found = explain(workflow, _chosen(options, workflow))
+    return {**asdict(found), "plan": found.plan.to_dict()}, found.text()
+
+
+def _compare(options: argparse.Namespace, workflow: Workflow) -> Answer:
+    found = best_of_kind(workflow)
+    for path in options.plans:
+        result = simulate(
+            Plan.load(path), workflow.graph, workflow.profile, Reality(), iterations=1
+        )
+        found[path] = result.predicted_s
+    best = min(found.values())
+    rows = sorted(found.items(), key=lambda item: item[1])
+    lines = [f"{name:20s} {s:10.3f} s  {100 * (s / best - 1):+6.1f} %" for name, s in rows]
+    return found, "\n".join(lines)
+
+
+_COMMANDS = {"plan": _plan, "simulate": _simulate, "explain": _explain, "compare": _compare}
+
+
+def _trace(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="rlinf-profiler",
+        description="Run a command with tracing and say where its time went.",
+        epilog="rlinf-profiler report TRACE [--json]: the same for a trace recorded earlier.",
+    )
+    parser.add_argument(
+        "--trace", required=True, metavar="KIND[,KIND]", help="e.g. worker_communication"
+    )
+    parser.add_argument("--output", metavar="FOLDER", help="keep the trace files here")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ...")
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser.error("give the command to run after --")
+    with tempfile.TemporaryDirectory(prefix="rlinf-trace-") as scratch:
+        folder = Path(options.output or scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        kinds = tuple(kind.strip() for kind in options.trace.split(","))
+        try:
+            done = subprocess.run(command, env=traced_environment(folder, kinds), check=False)
+        except OSError as problem:
+            raise SchedError(f"cannot run {command[0]!r}: {problem.strerror}") from problem
+        spans = trace.load_trace(folder)
+        print(trace.report(spans))
+    return done.returncode
+
+
+def _report(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="rlinf-profiler report")
+    parser.add_argument("trace", help="a trace file, or a folder of them")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    spans = trace.load_trace(options.trace)
+    if options.json:
+        rows = [asdict(total) for total in trace.totals(spans)]
+        print(json.dumps({"wall_s": trace.wall_s(spans), "totals": rows}, indent=2))
+    else:
+        print(trace.report(spans))
+    return 0

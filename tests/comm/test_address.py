@@ -5,6 +5,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.device import Device, Locality, locality
 from rlinf.comm.registry import WorkerRecord
@@ -22,8 +23,10 @@ def test_a_worker_id_round_trips(group, rank):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "rollout", "rollout/", "/3", "rollout/-1", "rollout/+1", "rollout/03", "rollout/1.0"]
-    + ["a b/1", "a/b/1", "rollout/١", ".hidden/0", "rollout/ 1", "rollout\n/1"],
+    [
+        *("", "rollout", "rollout/", "/3", "rollout/-1", "rollout/+1", "rollout/03", "rollout/1."),
+        *("a b/1", "a/b/1", "rollout/١", ".hidden/0", "rollout/ 1", "rollout\n/1"),
+    ],
 )
 def test_what_is_no_worker_id_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="group"):
@@ -62,9 +65,11 @@ def test_an_address_round_trips(text, address):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "tcp", "tcp:", "tcp://", "tcp://host", "tcp://host:", "tcp://:80", "tcp://host:port"]
-    + ["tcp://host:65536", "tcp://host:0", "tcp://::1:80", "tcp://[::1]", "tcp://[::1]80"]
-    + ["TCP://host:80", "tcp://a b:80", "tcp://[a]b:80", "tcp://user@host:80", "tcp://h:٣"],
+    [
+        *("", "tcp", "tcp:", "tcp://", "tcp://host", "tcp://host:", "tcp://:80", "tcp://host:port"),
+        *("tcp://host:65536", "tcp://host:0", "tcp://::1:80", "tcp://[::1]", "tcp://[::1]80"),
+        *("TCP://host:80", "tcp://a b:80", "tcp://[a]b:80", "tcp://user@host:80", "tcp://h:٣"),
+    ],
 )
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ValueError):

@@ -14,6 +14,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
+
 from rlinf.comm.codec import Packed, join, split
 from rlinf.comm.errors import CodecError
 from rlinf.comm.proto.message_pb2 import Header
@@ -29,7 +30,7 @@ def round_trip(value, **options):
 class Color(enum.Enum):
     RED = 1
     GREEN = "g"
-    CRIMSON = 1
+    CRIMSON = 1  # noqa: PIE796
 
 
 class Level(enum.IntEnum):
@@ -265,12 +266,18 @@ def test_structure_holds_no_values():
         return Header.FromString(split(value).header).structure
 
     batch = {"tokens": [1, 2], "done": True, "text": "a", "x": np.zeros((2, 3)), "m": Color.RED}
-    other = {"tokens": [3, 4, 5], "done": False, "text": "b", "x": np.ones((7, 1)), "m": Color.GREEN}
+    other = {
+        "tokens": [3, 4, 5],
+        "done": False,
+        "text": "b",
+        "x": np.ones((7, 1)),
+        "m": Color.GREEN,
+    }
     assert structure(batch) == structure(other)
     assert structure(batch) != structure({**batch, "more": 1})
 
 
-# -- refusals ---------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -347,7 +354,7 @@ def test_deep_nesting_is_pickled_as_a_whole_or_refused():
         value = value.pop()
 
 
-# -- scripts ----------------------------------------------------------------------------------------
+# -- scripts --------------------------------------------------------------------------------------
 
 SCRIPT = """
 import dataclasses, enum, multiprocessing, sys

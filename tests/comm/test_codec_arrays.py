@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from rlinf.comm.codec import join, split
 from rlinf.comm.errors import CodecError
 
@@ -14,7 +15,7 @@ def round_trip(value):
     return join(*split(value))
 
 
-NATIVE = "? b h i q B H I Q e f d g F D G".split()
+NATIVE = ["?", "b", "h", "i", "q", "B", "H", "I", "Q", "e", "f", "d", "g", "F", "D", "G"]
 OTHERS = [">i2", ">f8", ">c16", "S5", "U3", ">U3", "V7", "M8[s]", "m8[25us]", "<M8[D]", "S1"]
 STRUCTURED = [
     np.dtype([("a", "i4"), ("b", "f8")]),
@@ -30,7 +31,7 @@ SHAPES = [(), (1,), (5,), (0,), (2, 3), (0, 3), (3, 0, 2), (2, 1, 3, 2), (1,) * 
 
 def filled(shape, dtype):
     size = int(np.prod(shape)) * dtype.itemsize
-    data = np.random.default_rng(7).integers(0, 2 if dtype == bool else 256, size, np.uint8)
+    data = np.random.default_rng(7).integers(0, 2 if dtype.kind == "b" else 256, size, np.uint8)
     if dtype.kind == "U":
         data = np.full(int(np.prod(shape)) * dtype.itemsize // 4, ord("x"), dtype.str[0] + "u4")
     return np.ndarray(shape, dtype, data.tobytes()).copy()
@@ -177,7 +178,7 @@ def test_a_dtype_of_another_package_is_asked_for_by_name():
         dtype_named('"ml_dtypes:int4"')
 
 
-# -- memoryviews ------------------------------------------------------------------------------------
+# -- memoryviews ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,6 +191,7 @@ def test_a_dtype_of_another_package_is_asked_for_by_name():
         memoryview(np.arange(6.0).reshape(2, 3).T),
         memoryview(np.array(3.5)),
         memoryview(np.zeros((0,), np.float32)),
+        memoryview(np.zeros((0, 3), np.float32)),
     ],
 )
 def test_a_memoryview_arrives_as_one(view):
@@ -205,7 +207,7 @@ def test_a_memoryview_of_a_structure_is_refused():
         split([memoryview(np.zeros(2, [("a", "i4")]))])
 
 
-# -- sharing ----------------------------------------------------------------------------------------
+# -- sharing --------------------------------------------------------------------------------------
 
 
 def test_the_same_array_twice_is_one_array_sent_once():
@@ -325,7 +327,7 @@ def test_a_graph_of_shared_tuples_does_not_explode():
     assert back[0] is back[1]
 
 
-# -- other libraries --------------------------------------------------------------------------------
+# -- other libraries ------------------------------------------------------------------------------
 
 
 class Namespace:
@@ -366,7 +368,7 @@ def test_arrays_of_other_libraries_by_the_array_api(monkeypatch):
         join(*packed)
 
 
-# -- sizes ------------------------------------------------------------------------------------------
+# -- sizes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1])

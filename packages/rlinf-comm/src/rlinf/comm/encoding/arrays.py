@@ -140,9 +140,17 @@ def _layout(dtype: "np.dtype[Any]", value: object) -> object:
         "names": dtype.names,
         "formats": [_layout(field[0], value) for field in fields],
         "offsets": [field[1] for field in fields],
+        "titles": [_title(field, value) for field in fields],
         "itemsize": dtype.itemsize,
         "aligned": dtype.isalignedstruct,
     }
+
+
+def _title(field: tuple[Any, ...], value: object) -> str | None:
+    title = field[2] if len(field) > 2 else None
+    if title is not None and type(title) is not str:
+        raise Refused(value, f"a dtype with the title {title!r}, which is no string")
+    return title
 
 
 def dtype_number(number: int, names: tuple[str, ...]) -> "np.dtype[Any]":
@@ -189,6 +197,7 @@ def _built(layout: Any) -> "np.dtype[Any]":
             "names": layout["names"],
             "formats": [_built(field) for field in layout["formats"]],
             "offsets": layout["offsets"],
+            "titles": layout["titles"],
             "itemsize": layout["itemsize"],
         },
         align=bool(layout["aligned"]),

@@ -190,6 +190,7 @@ def _machine(walk: Walk, value: list[Any] | tuple[Any, ...], code: int) -> bool:
         data = array(CODES[code], value)
     except OverflowError:
         return False
+    walk.numbers.append(len(data))
     if len(data) * data.itemsize > INLINE_BYTES:
         walk.program += (Op.LONGS, code)
         walk.buffers.append(memoryview(data).cast("B"))

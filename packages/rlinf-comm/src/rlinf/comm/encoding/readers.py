@@ -5,6 +5,8 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from rlinf.comm.encoding.classes import has_dict, resolve
 from rlinf.comm.encoding.path import step_of
 from rlinf.comm.encoding.pickles import unpickle
@@ -102,17 +104,18 @@ def _exactly(items: list[Any], count: int) -> list[Any]:
 def compile_shorts(parser: Parser, depth: int, path: str) -> Reader:
     """A list of machine numbers from a blob."""
     code = CODES[parser.next()]
-    return lambda values: _numbers(code, next(values.blobs))
+    return lambda values: _numbers(code, values.count(), next(values.blobs))
 
 
 def compile_longs(parser: Parser, depth: int, path: str) -> Reader:
     """A list of machine numbers from a buffer."""
     code = CODES[parser.next()]
-    return lambda values: _numbers(code, values.take())
+    return lambda values: _numbers(code, values.count(), values.take())
 
 
-def _numbers(code: str, data: bytes | memoryview) -> list[Any]:
-    return memoryview(data).cast(code).tolist()  # type: ignore[call-overload,no-any-return]
+def _numbers(code: str, count: int, data: bytes | memoryview) -> list[Any]:
+    numbers: list[Any] = memoryview(data).cast(code).tolist()  # type: ignore[call-overload]
+    return _exactly(numbers, count)
 
 
 def compile_bytearray(parser: Parser, depth: int, path: str) -> Reader:
@@ -131,8 +134,8 @@ def compile_memoryview(parser: Parser, depth: int, path: str) -> Reader:
         shape = values.shape(ndim)
         memory = values.take()
         try:
-            if memory.nbytes == 0:
-                return memory.cast(code)  # type: ignore[call-overload,no-any-return]
+            if memory.nbytes == 0 and 0 in shape:
+                return np.ndarray(shape, code).data  # cast cannot make these
             return memory.cast(code, shape)  # type: ignore[call-overload,no-any-return]
         except TypeError as error:
             raise Malformed(f"a memoryview of {shape}: {error}") from None

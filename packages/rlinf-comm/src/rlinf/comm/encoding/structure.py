@@ -20,8 +20,8 @@ hosts are little endian.
     MEMORYVIEW  format, ndim    ndim numbers, buffer
     LIST        n                                                   n
     INTS REALS BOOLS TEXTS      number n, n values (a list)
-    SHORTS      code            blob of machine ints or doubles (a list)
-    LONGS       code            buffer of the same
+    SHORTS      code            number n, blob of n machine numbers (a list)
+    LONGS       code            number n, buffer of n machine numbers (a list)
     TUPLE                                                           1: a list
     SET FROZENSET               (children may hold no REF)          1: a list
     DICT        keys                                                one a key

@@ -102,6 +102,8 @@ def encode_tensor(walk: Walk, value: Any, depth: int) -> None:
     try:
         # The usual case first: numpy() raises where there is anything unusual about the tensor.
         raw = torch.raw[dtype]
+        if raw is not None and (value.requires_grad or value.is_neg()):
+            raise TypeError
         host = value.numpy() if raw is None else value.view(raw).numpy()
     except (KeyError, TypeError, RuntimeError):
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:

@@ -1,8 +1,8 @@
 """Policy and value losses of each token, and their reduction to sums that can be added up.
 
 A loss is a matrix [rows, T]; `reduce` turns it into an un-normalised sum and the weight that
-belongs to it. Sums and weights of micro-batches and of ranks are added, and the gradient of the summed loss
-is divided once by the summed weight. So it does not depend on how the batch was cut.
+belongs to it. Sums and weights of micro-batches and of ranks are added, and the gradient of the
+summed loss is divided once by the summed weight. So it does not depend on how the batch was cut.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,1 @@
+"""Engines: what fills the roles. Import the one you need; each brings its own heavy imports."""

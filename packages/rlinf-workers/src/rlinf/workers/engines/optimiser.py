@@ -1,0 +1,96 @@
+"""AdamW with warm-up and clipping over gradients that were summed and not averaged."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlinf.workers.errors import WorkerError
+
+__all__ = ["NonFiniteGradient", "Optimiser", "OptimiserConfig"]
+
+
+class NonFiniteGradient(WorkerError):
+    """The gradient holds NaN or infinity. No parameter was changed; the gradient is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimiserConfig:
+    """AdamW: Loshchilov and Hutter 2017, arXiv:1711.05101.
+
+    Attributes:
+        lr: Learning rate after the warm-up.
+        warmup_steps: Steps over which it rises linearly; 0: none.
+        beta1: Decay of the mean gradient.
+        beta2: Decay of the mean squared gradient.
+        weight_decay: Share of a parameter taken off per unit of learning rate.
+        clip_norm: Bound on the norm of the whole gradient.
+    """
+
+    lr: float = 5e-4
+    warmup_steps: int = 5
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+
+class Optimiser:
+    """Steps over parameters whose `.grad` holds an un-normalised sum."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimiserConfig) -> None:
+        self._parameters = list(parameters)
+        self._config = config
+        self._calls = 0
+        self._adam = torch.optim.AdamW(
+            self._parameters,
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the current (next to be finished) step."""
+        warm = self._config.warmup_steps
+        return self._config.lr * min(1.0, (self._calls + 1) / warm if warm else 1.0)
+
+    def step(self, weight: float) -> float:
+        """Divide the gradient by `weight`, clip, step and clear it. Returns its norm before that.
+
+        With the weight 0 no parameter moves, but the step counts for the warm-up. Raises
+        `NonFiniteGradient`.
+        """
+        norm = self._apply(weight) if weight else 0.0
+        self._adam.zero_grad()
+        self._calls += 1
+        return norm
+
+    def _apply(self, weight: float) -> float:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if not gradients:
+            return 0.0
+        torch._foreach_div_(gradients, weight)
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm))
+        if not norm < float("inf"):
+            self._adam.zero_grad()
+            raise NonFiniteGradient(
+                f"the gradient norm is {norm}; look at the loss, the learning rate "
+                f"({self.lr:g}) and the rewards of this step"
+            )
+        for group in self._adam.param_groups:
+            group["lr"] = self.lr
+        self._adam.step()
+        return norm
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that lies on the device besides the parameters: gradients and moments."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                yield parameter.grad
+            for value in self._adam.state.get(parameter, {}).values():
+                # The step counter stays where AdamW put it.
+                if isinstance(value, Tensor) and value.dim():
+                    yield value

@@ -1,0 +1,213 @@
+"""The embedded rollout engine: its own decode loop over any transformers causal LM."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlinf.workers.engines.backbone import backbone_of
+from rlinf.workers.engines.decoder import STABLE_ROWS
+from rlinf.workers.engines.flight import Flight, Indexes, Results
+from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.sampling import draw, uniforms
+from rlinf.workers.roles.rollout import GenerationRequest, Group, Sampling
+
+__all__ = ["GenerateConfig", "TorchGenerate"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateConfig:
+    """Limits of the embedded rollout engine.
+
+    Attributes:
+        max_rows: Samples decoded at the same time; a request with more is decoded alone.
+        min_rows: Fewer rows are filled up with idle ones. Matrix products of a few rows round
+            differently from those of many; this keeps a sample's log-probs, in all but rare cases
+            to the last bit, independent of how many others are decoded beside it. 1: no filling.
+        cache_bytes: Bound on the memory for keys and values.
+        prefill_tokens: Bound on the prompt tokens read at once.
+    """
+
+    max_rows: int = 512
+    min_rows: int = STABLE_ROWS
+    cache_bytes: int = 2 << 30
+    prefill_tokens: int = 32768
+
+
+class TorchGenerate:
+    """A `RolloutEngine` on one device. Not thread-safe.
+
+    Each prompt is read once and its cache repeated for its samples. Rows that have ended leave the
+    batch when that pays, and waiting requests take their place. `model` may be shared with a
+    trainer: it is read afresh at every step, and never written except by `load_state`.
+    """
+
+    def __init__(self, model: nn.Module, config: GenerateConfig | None = None) -> None:
+        self._model = model
+        self._backbone = backbone_of(model)
+        self._config = config or GenerateConfig()
+        self._device = next(model.parameters()).device
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that are serving."""
+        return self._version
+
+    @property
+    def model(self) -> nn.Module:
+        """The module it samples from."""
+        return self._model
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The serving weights by name."""
+        return state_of(self._model)
+
+    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Serve these weights from the next token on, samples in flight included.
+
+        All or nothing: raises `WeightsMismatch` before anything is changed.
+        """
+        load_state(self.state(), state)
+        self._version = version
+
+    def onload(self) -> None:
+        """Bring the weights onto the device. See `Residency`."""
+        move(self._model.parameters(), self._device)
+
+    def offload(self) -> None:
+        """Move the weights to host memory. See `Residency`."""
+        move(self._model.parameters(), torch.device("cpu"))
+
+    def resident_bytes(self) -> int:
+        """Bytes of the weights on the device; caches live only while `generate` runs."""
+        return nbytes(self._model.parameters(), self._device)
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Group]:
+        """Yield one group a request as each completes.
+
+        Requests with equal `sampling` are decoded together, others one kind after the other.
+        """
+        kinds: dict[Sampling, list[GenerationRequest]] = {}
+        for request in requests:
+            kinds.setdefault(request.sampling, []).append(request)
+        for sampling, alike in kinds.items():
+            yield from self._generate(alike, sampling)
+
+    def _generate(self, requests: list[GenerationRequest], sampling: Sampling) -> Iterator[Group]:
+        results = Results(requests)
+        waiting = deque(range(len(requests)))
+        flight: Flight | None = None
+        while waiting or flight is not None:
+            chosen = self._admitted(requests, waiting, flight)
+            if chosen:
+                joined, groups = self._begin(results, chosen, sampling)
+                yield from groups
+                flight = joined if flight is None else _together(flight, joined)
+            elif flight is not None:
+                yield from self._step(results, flight, sampling)
+            flight = self._compacted(flight, bool(waiting))
+
+    def _admitted(
+        self, requests: list[GenerationRequest], waiting: deque[int], flight: Flight | None
+    ) -> list[int]:
+        """Take those waiting requests that fit beside the rows in flight.
+
+        Joining copies the cache, so it waits for a quarter of the rows to be free.
+        """
+        config = self._config
+        rows = 0 if flight is None else flight.rows
+        if rows and (not self._backbone.can_join or rows > 0.75 * config.max_rows):
+            return []
+        width = 0 if flight is None else int(flight.widths.max())
+        chosen: list[int] = []
+        prompt_tokens = 0
+        while waiting:
+            request = requests[waiting[0]]
+            size = len(request.prompt_ids)
+            rows += request.n
+            width = max(width, size + request.max_new_tokens)
+            prompt_tokens += size
+            memory = rows * width * self._backbone.bytes_per_token
+            crowded = rows > config.max_rows or memory > config.cache_bytes
+            if (crowded or prompt_tokens > config.prefill_tokens) and (chosen or flight):
+                break
+            chosen.append(waiting.popleft())
+        return chosen
+
+    @torch.inference_mode()
+    def _begin(
+        self, results: Results, chosen: list[int], sampling: Sampling
+    ) -> tuple[Flight, list[Group]]:
+        """Read prompts and draw the first token of each of their samples."""
+        requests = [results.requests[i] for i in chosen]
+        logits, cache = self._backbone.prefill([request.prompt_ids for request in requests])
+        repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
+        index = torch.from_numpy(repeats).to(self._device)
+        steps = max(request.max_new_tokens for request in requests) - 1
+        slots = [results.open(i, self._version) for i in chosen]
+        flight = Flight.of(requests, slots, cache.select(index, steps))
+        return flight, list(self._record(results, flight, logits[index], sampling))
+
+    @torch.inference_mode()
+    def _step(self, results: Results, flight: Flight, sampling: Sampling) -> list[Group]:
+        """Draw the next token of each row."""
+        logits = self._backbone.decode(flight.tokens, flight.cache)
+        return list(self._record(results, flight, logits, sampling))
+
+    def _record(
+        self, results: Results, flight: Flight, logits: Tensor, sampling: Sampling
+    ) -> Iterator[Group]:
+        random = torch.from_numpy(uniforms(flight.random, flight.counts)).to(self._device)
+        flight.tokens, logprobs = draw(logits, sampling, random)
+        tokens = flight.tokens.cpu().numpy()
+        alive = np.flatnonzero(flight.alive)
+        if len(alive) < flight.rows:
+            tokens, logprobs = tokens[alive], logprobs[torch.from_numpy(alive).to(logprobs.device)]
+        at = flight.counts[alive]
+        results.write(flight.slots[alive], at, tokens, logprobs)
+        flight.counts[alive] = at + 1
+        stopped = np.isin(tokens, np.array(sampling.stop_ids, np.int64))
+        done = stopped | (at + 1 >= flight.limits[alive])
+        flight.alive[alive[done]] = False
+        if done.any():
+            yield from results.close(flight.slots[alive[done]], stopped[done])
+
+    def _compacted(self, flight: Flight | None, others_wait: bool) -> Flight | None:
+        """Drop dead rows where the copy costs less than they would; fill up to `min_rows`."""
+        if flight is None or not flight.alive.any():
+            return None
+        alive = np.flatnonzero(flight.alive)
+        dead = flight.rows - len(alive)
+        pays = dead * flight.remaining >= 2 * len(alive)
+        pays = pays or (others_wait and 4 * dead >= flight.rows)
+        if flight.rows > self._config.min_rows and not (dead and pays):
+            return flight
+        if flight.rows == max(len(alive), self._config.min_rows):
+            return flight
+        missing = max(0, self._config.min_rows - len(alive))
+        rows = np.concatenate([alive, np.full(missing, alive[0])])
+        kept = flight.select(rows, torch.from_numpy(rows).to(self._device))
+        kept.alive[len(alive) :] = False
+        return kept
+
+
+def _together(flight: Flight, joined: Flight) -> Flight:
+    """The rows in flight, then those that begin now."""
+
+    def both(a: Indexes, b: Indexes) -> Indexes:
+        return np.concatenate([a, b])
+
+    return Flight(
+        flight.cache.join(joined.cache),
+        torch.cat([flight.tokens, joined.tokens]),
+        both(flight.slots, joined.slots),
+        both(flight.counts, joined.counts),
+        both(flight.limits, joined.limits),
+        both(flight.widths, joined.widths),
+        np.concatenate([flight.random, joined.random]),
+        np.concatenate([flight.alive, joined.alive]),
+    )

@@ -1,0 +1,29 @@
+"""Roles: what the parts of a flow are, as protocols, and the data that travels between them."""
+
+from rlinf.workers.roles.residency import Residency
+from rlinf.workers.roles.reward import STATUSES, RewardEngine, Score, ScoredGroup, Status
+from rlinf.workers.roles.rollout import (
+    FINISH_REASONS,
+    GenerationRequest,
+    Group,
+    RolloutEngine,
+    Sampling,
+)
+from rlinf.workers.roles.trainer import PartialStats, StepStats, TrainerEngine
+
+__all__ = [
+    "FINISH_REASONS",
+    "GenerationRequest",
+    "Group",
+    "PartialStats",
+    "Residency",
+    "RewardEngine",
+    "RolloutEngine",
+    "STATUSES",
+    "Sampling",
+    "Score",
+    "ScoredGroup",
+    "Status",
+    "StepStats",
+    "TrainerEngine",
+]

@@ -1,0 +1,78 @@
+"""Reward: judges the responses of a group. Not judged at all is something else than judged bad."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from rlinf.workers.roles.rollout import Group
+
+__all__ = ["STATUSES", "RewardEngine", "Score", "ScoredGroup", "Status"]
+
+Status = Literal["scored", "unscored", "format_error"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""What the numbers in `ScoredGroup.status` mean.
+
+`scored`: the reward says how good the response is. `unscored`: it could not be judged (a deadline,
+a dead judge); such a sample is left out of means and advantages. `format_error`: no answer could be
+read from the response; its reward counts like any other and is usually 0.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The verdict on one response. `value` is always a float."""
+
+    value: float
+    status: Status = "scored"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", float(self.value))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredGroup:
+    """A group with its rewards: what a trainer learns from.
+
+    Attributes:
+        group: The responses.
+        rewards: float32 [n]; 0 where unscored.
+        status: uint8 [n], indexes into `STATUSES`.
+        advantages: float32 [n], or None: the trainer computes them from the rewards.
+        reference_logprobs: float32 [n, T] of a reference policy for a KL penalty, or None.
+    """
+
+    group: Group
+    rewards: npt.NDArray[np.float32]
+    status: npt.NDArray[np.uint8]
+    advantages: npt.NDArray[np.float32] | None = None
+    reference_logprobs: npt.NDArray[np.float32] | None = None
+
+    @classmethod
+    def of(cls, group: Group, scores: Sequence[Score]) -> "ScoredGroup":
+        """`group` with one score a sample. Raises `ValueError` when the counts differ."""
+        if len(scores) != group.n:
+            raise ValueError(f"group {group.uid} has {group.n} samples but {len(scores)} scores")
+        known = [0.0 if score.status == "unscored" else score.value for score in scores]
+        status = [STATUSES.index(score.status) for score in scores]
+        return cls(group, np.array(known, np.float32), np.array(status, np.uint8))
+
+    @property
+    def scored(self) -> npt.NDArray[np.bool_]:
+        """Which samples have a reward, bool [n]."""
+        return np.asarray(self.status != STATUSES.index("unscored"))
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all responses together."""
+        return self.group.token_count
+
+
+@runtime_checkable
+class RewardEngine(Protocol):
+    """Scores groups. The verdict depends on the response alone, not on the thread or the time."""
+
+    def score(self, groups: Sequence[Group]) -> list[ScoredGroup]:
+        """Score each group, in order; a response that cannot be judged is `unscored`."""

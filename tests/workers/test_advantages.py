@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+
 from rlinf.workers.algorithms.advantages import (
     gae,
     gae_stream,

@@ -2,6 +2,7 @@ import itertools
 import random
 
 import pytest
+
 from rlinf.workers.algorithms.balance import pack, partition
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from rlinf.workers.algorithms.kl import LIMIT, clamped, kl
 
 

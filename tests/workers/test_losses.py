@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from rlinf.workers.algorithms.losses import (
     Clip,
     Normalisation,

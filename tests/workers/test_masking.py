@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from rlinf.workers.algorithms.masking import masked_mean, masked_sum, masked_whiten, row_means
 
 DTYPES = (torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64)

@@ -31,7 +31,9 @@ Judge = Callable[[str, int], Score]
 """(text of a response, data set item) -> verdict."""
 
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w])|[-+]?(?<!\w)\.\d+"
+    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)"
+    r"|(?<![\w.])[-+]?\.\d+(?!\w)",
+    re.ASCII,
 )
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -1,0 +1,131 @@
+"""What all benchmarks share: interleaved rounds, ratios within a round, the machine's line, JSON.
+
+Machines are noisy: only figures of the same round are compared, and the middle one of many counts.
+"""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("numpy", "protobuf", "torch", "ray")
+
+Samples = dict[str, list[float]]
+
+
+def machine() -> dict[str, object]:
+    """What the figures were measured on."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+        **versions,
+    }
+
+
+def machine_line() -> str:
+    """The same in one line."""
+    facts = machine()
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("python", *PACKAGES))
+    return f"{facts['cpu']}, {facts['cores']} cores, {versions}; load {facts['load']:.1f} at start"
+
+
+def race(
+    contestants: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    warmup: int = 2,
+    patience_s: float = 6.0,
+) -> Samples:
+    """Run every contestant once a round and time it, in seconds.
+
+    Args:
+        contestants: What to time, by name.
+        rounds: How often, at most.
+        warmup: Rounds before these that are not counted.
+        patience_s: No new round begins after this long (three rounds are always run).
+    """
+    samples: Samples = {name: [] for name in contestants}
+    begun = time.monotonic()
+    for number in range(warmup + rounds):
+        if number >= warmup + 3 and time.monotonic() - begun > patience_s:
+            break
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            run()
+            seconds = time.perf_counter() - start
+            if number >= warmup:
+                samples[name].append(seconds)
+    return samples
+
+
+def ratio(samples: Samples, name: str, floor: str) -> float:
+    """How many times the floor's time a contestant took: the middle of the rounds' ratios."""
+    pairs = zip(samples[name], samples[floor], strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
+def show(title: str, samples: Samples, floor: str, *, each: int = 1) -> list[dict[str, object]]:
+    """Print a table, fastest first, and return its rows.
+
+    Args:
+        title: The question.
+        samples: What `race` gave.
+        floor: The contestant that others are compared to.
+        each: How many operations one sample was.
+    """
+    rows = []
+    for name, times in samples.items():
+        middle = statistics.median(times) / each
+        rows.append(
+            {
+                "name": name,
+                "median_us": round(middle * 1e6, 2),
+                "best_us": round(min(times) / each * 1e6, 2),
+                "times_floor": round(ratio(samples, name, floor), 2),
+                "rounds": len(times),
+            }
+        )
+    rows.sort(key=lambda row: float(str(row["median_us"])))
+    print(f"\n{title}  (floor: {floor}; {rows[0]['rounds']} rounds)")
+    print(f"  {'':34}{'median':>12}{'best':>12}{'x floor':>10}{'per second':>14}")
+    for row in rows:
+        middle = float(str(row["median_us"]))
+        print(
+            f"  {row['name']:34}{time_of(middle):>12}{time_of(float(str(row['best_us']))):>12}"
+            f"{row['times_floor']:>10}{1e6 / middle:>14,.0f}"
+        )
+    return rows
+
+
+def time_of(microseconds: float) -> str:
+    """A time to read."""
+    if microseconds >= 1000:
+        return f"{microseconds / 1000:.2f} ms"
+    return f"{microseconds:.1f} us"
+
+
+def save(name: str, questions: Mapping[str, object]) -> Path:
+    """Write `results/NAME.json`."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), "questions": questions}, indent=1) + "\n")
+    return path

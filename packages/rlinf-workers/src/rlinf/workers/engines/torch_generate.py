@@ -25,8 +25,8 @@ class GenerateConfig:
     Attributes:
         max_rows: Samples decoded at the same time; a request with more is decoded alone.
         min_rows: Fewer rows are filled up with idle ones. Matrix products of a few rows round
-            differently from those of many; this keeps a sample's log-probs, in all but rare cases
-            to the last bit, independent of how many others are decoded beside it. 1: no filling.
+            differently from those of many; with this a sample's log-probs depend on what is decoded
+            beside it by rounding at most, and for equally long sequences not at all. 1: no filling.
         cache_bytes: Bound on the memory for keys and values.
         prefill_tokens: Bound on the prompt tokens read at once.
     """

@@ -1,1 +1,66 @@
-"""rlinf.channel."""
+"""Channels between workers, and the device lock: load-balanced, acknowledged, bounded.
+
+A `ChannelServer` hosts both on an endpoint; `Channel` and `DeviceLock` are what workers use.
+"""
+
+from rlinf.channel.channel import Channel, ChannelRef
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.errors import (
+    ChannelBusy,
+    ChannelClosed,
+    ChannelError,
+    ChannelUnknown,
+    ConfigMismatch,
+    Full,
+    InvalidConfig,
+    InvalidWeight,
+    ItemTooLarge,
+    LeaseLost,
+    LockTimeout,
+    PolicyUnknown,
+    ServerLost,
+    Timeout,
+)
+from rlinf.channel.lease import Lease
+from rlinf.channel.lock import DeviceLock, Grant
+from rlinf.channel.policy import Choice, ConsumerLoad, Policy
+from rlinf.channel.server import ChannelServer
+from rlinf.channel.statistics import (
+    ChannelStatistics,
+    ConsumerStatistics,
+    Holder,
+    LockStatistics,
+    ServerStatistics,
+)
+
+__all__ = [
+    "Channel",
+    "ChannelBusy",
+    "ChannelClosed",
+    "ChannelConfig",
+    "ChannelError",
+    "ChannelRef",
+    "ChannelServer",
+    "ChannelStatistics",
+    "ChannelUnknown",
+    "Choice",
+    "ConfigMismatch",
+    "ConsumerLoad",
+    "ConsumerStatistics",
+    "DeviceLock",
+    "Full",
+    "Grant",
+    "Holder",
+    "InvalidConfig",
+    "InvalidWeight",
+    "ItemTooLarge",
+    "Lease",
+    "LeaseLost",
+    "LockStatistics",
+    "LockTimeout",
+    "Policy",
+    "PolicyUnknown",
+    "ServerLost",
+    "ServerStatistics",
+    "Timeout",
+]

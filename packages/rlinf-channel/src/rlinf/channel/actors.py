@@ -161,7 +161,7 @@ class Consumer:
 
     def _renew(self) -> None:
         if self.held and not self.silent:
-            self.world.step(self.channel, Renew(None, self.id))
+            self.world.step(self.channel, Renew(None, self.id, tuple(self.held)))
         if self.sequence >= 0:
             self.world.later(self.world.config.lease_s / 3, self._alive(self._renew))
 

@@ -165,8 +165,15 @@ class Queue:
         return [] if settle.request is None else [Settled(settle.request, lost)]
 
     def _on_renew(self, renew: Renew, now: float) -> list[Command]:
-        self._consumers.see(renew.consumer, now)
-        return [] if renew.request is None else [Settled(renew.request)]
+        consumer = self._consumers.see(renew.consumer, now)
+        lost = self.missing(renew.consumer, renew.tags)
+        commands: list[Command] = []
+        if now - consumer.granted_at > self.config.lease_s / 2:
+            unknown = tuple(set(consumer.leased) - set(renew.tags))
+            commands += self._take_from(consumer, unknown, now, expired=True)
+        if renew.request is not None:
+            commands.append(Settled(renew.request, lost))
+        return commands
 
     def _on_attach(self, attach: Attach, now: float) -> list[Command]:
         self._consumers.forget_strangers(now)
@@ -332,7 +339,11 @@ class Queue:
                 self.wake_at = min(self.wake_at, due)
 
     def _release(self, consumer: Consumer, now: float, *, expired: bool) -> list[Command]:
-        tags = tuple(consumer.leased)
+        return self._take_from(consumer, tuple(consumer.leased), now, expired=expired)
+
+    def _take_from(
+        self, consumer: Consumer, tags: tuple[int, ...], now: float, *, expired: bool
+    ) -> list[Command]:
         self._restore(self._consumers.take_back(consumer, tags, now))
         return [Released(consumer.id, tags, expired)] if tags else []
 

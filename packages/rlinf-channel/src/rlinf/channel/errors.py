@@ -14,43 +14,50 @@
     ├── PolicyUnknown         no balancing policy of that name is installed
     ├── ServerLost            the process which hosts the channel is gone
     ├── Full                  no room within the deadline (also a TimeoutError)
-    └── Timeout               nothing to take within the deadline (also a TimeoutError)
-        └── LockTimeout       devices still held by others at the deadline
+    ├── Timeout               nothing to take within the deadline (also a TimeoutError)
+    └── LockTimeout           devices still held by others at the deadline (also a TimeoutError)
 
-Every error crosses processes by its class name and its attributes.
+An error crosses processes, and pickles, as its class and its `values`: what its constructor takes.
 """
 
 from collections.abc import Iterable
 
 
-def _rebuild(cls: "type[ChannelError]", message: str, state: dict[str, object]) -> "ChannelError":
-    error = cls.__new__(cls, message)
-    error.args = (message,)
-    error.__dict__.update(state)
-    return error
-
-
 class ChannelError(Exception):
-    """Base of every error of this package."""
+    """Base of every error of this package.
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), str(self), self.__dict__)
+    Attributes:
+        values: What the constructor was given, in its order; rebuilds the error elsewhere.
+    """
+
+    def __init__(self, message: str, *values: object) -> None:
+        super().__init__(message)
+        self.values = values
+
+    def __reduce__(self) -> tuple[type["ChannelError"], tuple[object, ...]]:
+        return type(self), self.values or (str(self),)
 
 
 class ChannelClosed(ChannelError):
     """The channel is closed: nothing more can be put, or nothing more will come.
 
-    A producer gets it at once; a consumer only when the channel is also drained.
+    A producer gets it at once; a consumer only when the channel is also drained. `lost` counts
+    items of earlier puts which had not been acknowledged and are not in the channel.
     """
 
-    def __init__(self, channel: str, operation: str = "get") -> None:
+    def __init__(self, channel: str, operation: str = "get", lost: int = 0) -> None:
         self.channel = channel
         self.operation = operation
-        why = "is closed and drained" if operation == "get" else "is closed to producers"
-        super().__init__(f"channel '{channel}' {why} ({operation})")
+        self.lost = lost
+        text = f"channel '{channel}' is closed to producers ({operation})"
+        if operation not in ("put", "commit"):
+            text = f"channel '{channel}' is closed and drained ({operation})"
+        if lost:
+            text += f"; {lost} item(s) put before came too late and are not in it"
+        super().__init__(text, channel, operation, lost)
 
 
-class ChannelUnknown(ChannelError):
+class ChannelUnknown(ChannelError, LookupError):
     """The server has no channel of this name."""
 
     def __init__(self, channel: str, server: str, known: Iterable[str] = ()) -> None:
@@ -60,7 +67,10 @@ class ChannelUnknown(ChannelError):
         names = ", ".join(self.known) or "none"
         super().__init__(
             f"no channel '{channel}' on {server} (it has: {names}); "
-            f"call Channel.create('{channel}', ...) first"
+            f"call Channel.create('{channel}', ...) first",
+            channel,
+            server,
+            self.known,
         )
 
 
@@ -71,7 +81,9 @@ class ChannelBusy(ChannelError):
         self.channel = channel
         self.state = state
         super().__init__(
-            f"channel '{channel}' cannot be deleted: {state}; close it and let consumers drain it"
+            f"channel '{channel}' cannot be deleted: {state}; close it and let consumers drain it",
+            channel,
+            state,
         )
 
 
@@ -83,7 +95,9 @@ class ConfigMismatch(ChannelError):
         self.differences = differences
         super().__init__(
             f"channel '{channel}' exists with another configuration ({differences}); "
-            f"use Channel.connect, the same configuration, or another name"
+            f"use Channel.connect, the same configuration, or another name",
+            channel,
+            differences,
         )
 
 
@@ -98,7 +112,9 @@ class InvalidWeight(ChannelError, ValueError):
         self.channel = channel
         self.weight = weight
         super().__init__(
-            f"weight {weight!r} put to channel '{channel}': a weight is a finite number above 0"
+            f"weight {weight!r} put to channel '{channel}': a weight is a finite number above 0",
+            channel,
+            weight,
         )
 
 
@@ -111,7 +127,10 @@ class ItemTooLarge(ChannelError, ValueError):
         self.bound_bytes = bound_bytes
         super().__init__(
             f"an item of {nbytes} bytes can never fit in channel '{channel}', which holds at most "
-            f"{bound_bytes} bytes; raise buffer_size or put smaller items"
+            f"{bound_bytes} bytes; raise buffer_size or put smaller items",
+            channel,
+            nbytes,
+            bound_bytes,
         )
 
 
@@ -128,7 +147,10 @@ class LeaseLost(ChannelError):
         super().__init__(
             f"{consumer} no longer holds {lost} item(s) of channel '{channel}': the lease ran out "
             f"or the connection was lost, and they went back to the queue; drop their results "
-            f"(a longer lease_s gives slow or paused consumers more time)"
+            f"(a longer lease_s gives paused consumers more time)",
+            channel,
+            consumer,
+            lost,
         )
 
 
@@ -140,10 +162,15 @@ class PolicyUnknown(ChannelError, ValueError):
         self.known = tuple(known)
         self.nearest = nearest
         hint = f"; did you mean '{nearest}'?" if nearest else ""
-        super().__init__(f"no channel policy '{name}' (installed: {', '.join(self.known)}){hint}")
+        super().__init__(
+            f"no channel policy '{name}' (installed: {', '.join(self.known)}){hint}",
+            name,
+            self.known,
+            nearest,
+        )
 
 
-class ServerLost(ChannelError):
+class ServerLost(ChannelError, ConnectionError):
     """The server of the channel cannot be reached any more."""
 
     def __init__(self, channel: str, server: str, operation: str, reason: str = "") -> None:
@@ -152,9 +179,13 @@ class ServerLost(ChannelError):
         self.operation = operation
         self.reason = reason
         super().__init__(
-            f"{operation} on channel '{channel}': its server {server} is gone"
-            f"{f' ({reason})' if reason else ''}; what it had not acknowledged is not stored, "
-            f"start the server again and open the channel anew"
+            f"{operation} on channel '{channel}': its server {server} cannot be reached"
+            f"{f' ({reason})' if reason else ''}. What it had not acknowledged may be lost; "
+            f"see that the server runs and create or connect the channel anew",
+            channel,
+            server,
+            operation,
+            reason,
         )
 
 
@@ -168,7 +199,10 @@ class Full(ChannelError, TimeoutError):
         super().__init__(
             f"channel '{channel}' had no room within the deadline: {state}; {accepted} item(s) of "
             f"this call were accepted. Add consumers, raise max_items or buffer_size, "
-            f"or pass a longer timeout"
+            f"or pass a longer timeout",
+            channel,
+            state,
+            accepted,
         )
 
 
@@ -181,24 +215,31 @@ class Timeout(ChannelError, TimeoutError):
         self.timeout_s = timeout_s
         self.state = state
         super().__init__(
-            f"{operation} on channel '{channel}' got nothing in {timeout_s:g} s"
-            f"{f': {state}' if state else ''}; every item is still in the channel. "
-            f"Look at its producers, or pass a longer timeout"
+            f"{operation} on channel '{channel}': nothing in {timeout_s:g} s"
+            f"{f': {state}' if state else ''}; what is queued stays queued. "
+            f"Look at its producers, or pass a longer timeout",
+            channel,
+            operation,
+            timeout_s,
+            state,
         )
 
 
-class LockTimeout(Timeout):
+class LockTimeout(ChannelError, TimeoutError):
     """The devices were not free within the deadline; says who holds them and who waits."""
 
     def __init__(
-        self, devices: Iterable[str], timeout_s: float, holders: str, waiters: str = ""
+        self, devices: Iterable[str], timeout_s: float, holders: str, ahead: str = ""
     ) -> None:
         self.devices = tuple(devices)
-        self.holders = holders
-        self.waiters = waiters
         self.timeout_s = timeout_s
-        ChannelError.__init__(
-            self,
+        self.holders = holders
+        self.ahead = ahead
+        super().__init__(
             f"device lock on {', '.join(self.devices)} not granted in {timeout_s:g} s: "
-            f"held by {holders or 'nobody'}{f'; before us wait {waiters}' if waiters else ''}",
+            f"held by {holders or 'nobody'}{f'; first in line {ahead}' if ahead else ''}",
+            self.devices,
+            timeout_s,
+            holders,
+            ahead,
         )

@@ -115,10 +115,15 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A consumer lives and still holds what it was given."""
+    """A consumer lives and still holds `tags`; answered with the number of those it does not.
+
+    What it was given longer ago than half a lease and does not list never reached it: it goes
+    back to the queue.
+    """
 
     request: int | None
     consumer: ClientId
+    tags: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

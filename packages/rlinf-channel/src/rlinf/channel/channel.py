@@ -1,0 +1,155 @@
+"""Channel: the door. A named queue between producers and consumers in any process on any host."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.consumer import Consumer
+from rlinf.channel.errors import InvalidConfig
+from rlinf.channel.inbox import Inbox
+from rlinf.channel.link import Link, ask
+from rlinf.channel.outbox import Outbox
+from rlinf.channel.producer import Producer
+from rlinf.channel.session import session_of
+from rlinf.channel.statistics import ChannelStatistics
+from rlinf.comm.endpoint import Endpoint
+from rlinf.comm.handle import DEFAULT, TimeoutLike
+
+log = logging.getLogger(__name__)
+
+SERVER = "channel/0"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRef:
+    """A channel by name: what to send to other workers. Plain data."""
+
+    name: str
+    server: str = SERVER
+
+    def open(self, endpoint: Endpoint, *, capacity: float = 1.0) -> "Channel":
+        """Connect to it; see `Channel.connect`."""
+        return Channel.connect(self.name, endpoint, server=self.server, capacity=capacity)
+
+
+class Channel(Producer, Consumer):
+    """One worker's access to a channel. Make it with `create` or `connect`.
+
+    Each object is one producer and one consumer of its own. Threads may share it, but then they
+    are one consumer together: a get by one acknowledges what another got before. For separate
+    consumers open the channel once for each (`channel.ref.open(endpoint)`).
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._outbox = Outbox(link)
+        self._inbox = Inbox(link, session_of(link.endpoint), self._outbox.server_lost)
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        endpoint: Endpoint,
+        config: ChannelConfig | None = None,
+        *,
+        server: str = SERVER,
+        capacity: float = 1.0,
+    ) -> "Channel":
+        """Create the channel, or connect if it exists with the same configuration.
+
+        Args:
+            name: Unique on the server.
+            endpoint: Whose worker puts and gets.
+            config: None: the server's default for a new channel, any for an existing one.
+            server: The worker that hosts the `ChannelServer`.
+            capacity: Relative speed of this consumer, for the balancing policy.
+
+        Raises:
+            ConfigMismatch: It exists with another configuration.
+            PolicyUnknown: The server has no policy `config.type`.
+            ServerLost: The server cannot be reached.
+        """
+        fields = None if config is None else asdict(config)
+        return cls._reach(name, endpoint, server, capacity, "create", fields)
+
+    @classmethod
+    def connect(
+        cls, name: str, endpoint: Endpoint, *, server: str = SERVER, capacity: float = 1.0
+    ) -> "Channel":
+        """Connect to a channel that exists.
+
+        Raises:
+            ChannelUnknown: There is none of this name on the server.
+            ServerLost: The server cannot be reached.
+        """
+        return cls._reach(name, endpoint, server, capacity, "connect")
+
+    @classmethod
+    def _reach(
+        cls,
+        name: str,
+        endpoint: Endpoint,
+        server: str,
+        capacity: float,
+        operation: str,
+        *fields: object,
+    ) -> "Channel":
+        if not capacity > 0:
+            raise InvalidConfig(f"capacity of a consumer must be above 0, not {capacity!r}")
+        number = session_of(endpoint).number()
+        (config,) = ask(endpoint, server, operation, name, number, *fields, capacity)
+        assert isinstance(config, dict)
+        return cls(Link(endpoint, server, name, number, ChannelConfig.from_dict(config)))
+
+    @property
+    def ref(self) -> ChannelRef:
+        """The channel by name, to send to other workers."""
+        return ChannelRef(self._link.channel, self._link.server)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            f"a Channel belongs to the endpoint of its worker: send channel.ref instead, and call "
+            f"ref.open(endpoint) over there ({self!r})"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Channel {self._link.channel} on {self._link.server} for {self._link.me}>"
+
+    def close(self, timeout: TimeoutLike = DEFAULT) -> None:
+        """No more puts by anyone. Consumers get what is in it, then `ChannelClosed`.
+
+        Flushes this producer's own puts first. What other producers' puts have brought to the
+        server by then, even if it waits for room, still counts. Closing again does nothing.
+        """
+        self.flush(timeout)
+        self._link.result(self._link.call("close"), "close", timeout)
+
+    def delete(self, timeout: TimeoutLike = DEFAULT) -> None:
+        """Have the server forget a channel that is closed and drained.
+
+        Raises:
+            ChannelBusy: It is not.
+        """
+        self._link.result(self._link.call("delete"), "delete", timeout)
+
+    def qsize(self, timeout: TimeoutLike = DEFAULT) -> int:
+        """Items queued on the server: neither on their way to it nor given to a consumer."""
+        (size,) = self._link.result(self._link.call("qsize"), "qsize", timeout)
+        assert isinstance(size, int)
+        return size
+
+    def statistics(self, timeout: TimeoutLike = DEFAULT) -> ChannelStatistics:
+        """The channel as its server sees it now."""
+        (state,) = self._link.result(self._link.call("statistics"), "statistics", timeout)
+        assert isinstance(state, ChannelStatistics)
+        return state
+
+    def __iter__(self) -> Iterator[Any]:
+        """Items until the channel is closed and drained; acknowledged as by `get`.
+
+        Waits as long as it takes: a channel of a slow producer is not an error. It says in the
+        log, every `connection_timeout_s`, that it is still waiting and for what.
+        """
+        return self._iterate()

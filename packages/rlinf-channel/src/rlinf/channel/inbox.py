@@ -1,0 +1,384 @@
+"""The consumer's side of a channel: items brought along ahead of demand, and acknowledgements.
+
+A get asks for one item and lets the server send a few more, as many as this consumer uses within
+`prefetch_s` at its recent pace (and no more than its share of the queue). They wait here, and go
+back when others run dry (recall). Acknowledgements travel with the next request.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from rlinf.channel.batching import Cargo, Crate, uncrate
+from rlinf.channel.errors import ChannelError, LeaseLost, ServerLost, Timeout
+from rlinf.channel.link import GRACE_S, Link, Reply
+from rlinf.channel.messages import Outcome
+from rlinf.channel.pace import Pace
+from rlinf.channel.session import Session
+from rlinf.channel.tags import ranges
+from rlinf.comm.errors import CommError
+from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.comm.handle import Handle
+
+ACK_ITEMS = 256
+"""Acknowledgements do not wait for the next request beyond this many."""
+
+Tagged = tuple[int, Cargo]
+
+
+class Wish(NamedTuple):
+    """What a take asks for; the fields of the wire."""
+
+    max_items: int | None = 1
+    target_weight: float | None = None
+    full: bool = False
+    key: str | None = None
+    wait: bool = True
+
+
+class _Ask:
+    """One take on its way."""
+
+    __slots__ = ("abandoned", "absorbed", "number", "reply", "sent_at")
+
+    def __init__(self, number: int, reply: Handle[Reply]) -> None:
+        self.number = number
+        self.reply = reply
+        self.sent_at = time.monotonic()
+        self.abandoned = False
+        self.absorbed = False
+
+
+class Inbox:
+    """Takes of one channel object, which is one consumer. Thread-safe."""
+
+    def __init__(self, link: Link, session: Session, on_lost: Callable[[str], None]) -> None:
+        self._on_lost = on_lost
+        self.lease_s = link.config.lease_s
+        self.server = link.server
+        self._link = link
+        self._session = session
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._local: deque[Tagged] = deque()
+        self._begun: list[int] = []
+        """Handed to the user by get; acknowledged by the next get, or by `acknowledge`."""
+        self._leases: set[int] = set()
+        self._done: list[int] = []
+        """Acknowledged by the user; the server hears of it with the next request."""
+        self._ahead: _Ask | None = None
+        """The request for items to bring along, while it is on its way."""
+        self._waiting = 0
+        self._pace = Pace(link.config)
+        self._confirmed_at = time.monotonic()
+        self._failed: ChannelError | None = None
+        session.add(link.number, self)
+
+    # Taking
+
+    def get(self, deadline: float | None, key: str | None) -> Cargo:
+        """The next item; acknowledges those before it."""
+        with self._lock:
+            self._next_turn()
+            stale = self._stale()
+            self._pace.asked()
+            cargo = self._begin() if self._local and key is None else None
+            short = len(self._local) * 2 < self._pace.credit and self._ahead is None
+            done = self._take_done() if not short and len(self._done) >= ACK_ITEMS else []
+        self.give_back(stale)
+        if cargo is None:
+            return self._get_one(deadline, key)
+        if short and self._pace.credit > 1:
+            self._bring_along()
+        elif done:
+            self._link.call("settle", ranges(done), Outcome.DONE.value)
+        return cargo
+
+    def take(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+        """Items under a lease of their own; acknowledges what get had handed out."""
+        with self._lock:
+            self._next_turn()
+        self.give_back(self.recalled())
+        items = self._wait_for(wish, deadline, operation)
+        with self._lock:
+            self._leases.update(tag for tag, _ in items)
+        return items
+
+    def adopt(self, tags: Sequence[int]) -> None:
+        """Treat leased items as handed out by get: the next one acknowledges them."""
+        with self._lock:
+            self._leases.difference_update(tags)
+            self._begun += tags
+
+    def get_async(
+        self, timeout_s: float | None, finish: Callable[[Cargo], object]
+    ) -> Handle[object]:
+        """One item, as `finish(cargo)`. If the handle is done before, the item goes back."""
+        with self._lock:
+            self._next_turn()
+            cargo = self._begin() if self._local else None
+        what = f"get from channel {self._link.channel}"
+        if cargo is not None:
+            result: Handle[object] = Handle(what)
+            result.set_result(finish(cargo))
+            return result
+        ask = self._send(Wish(), timeout_s)
+        result = Handle(what, progress=_Through(ask.reply))
+        ask.reply.add_done_callback(lambda _: self._finish(ask, result, finish))
+        result.add_done_callback(lambda _: self._let_go(ask))
+        return result
+
+    # Settling
+
+    def acknowledge(self, deadline: float | None) -> None:
+        """Tell the server of everything that get has handed out; returns when it knows.
+
+        Raises:
+            LeaseLost: Some of it had gone back to the queue before.
+        """
+        with self._lock:
+            self._next_turn()
+            done = self._take_done()
+        if done:
+            self.settle(done, Outcome.DONE, deadline, "ack")
+
+    def reject(self, deadline: float | None) -> None:
+        """Drop what get handed out last as unusable; the server counts it apart."""
+        with self._lock:
+            self._check()
+            begun, self._begun = self._begun, []
+        if begun:
+            self.settle(begun, Outcome.REJECTED, deadline, "reject")
+
+    def settle(
+        self, tags: Sequence[int], outcome: Outcome, deadline: float | None, operation: str
+    ) -> None:
+        """Settle tags and wait until the server knows.
+
+        Raises:
+            LeaseLost: Some had gone back to the queue before, and are not what was settled.
+        """
+        self.release(tags)
+        reply = self._link.call("settle", ranges(sorted(tags)), outcome.value)
+        (lost,) = self._link.result(reply, operation, self._link.remaining(deadline))
+        if lost and outcome is not Outcome.RETURNED:
+            assert isinstance(lost, int)
+            raise LeaseLost(self._link.channel, self._link.me, lost)
+
+    def give_back(self, tags: Sequence[int]) -> None:
+        """Return items that were not begun; does not wait."""
+        if tags:
+            self._link.call("recalled", ranges(sorted(tags)))
+
+    def release(self, tags: Iterable[int]) -> None:
+        """Renew these tags no longer."""
+        with self._lock:
+            self._leases.difference_update(tags)
+
+    # What the session asks
+
+    def renew(self) -> bool:
+        """Tell the server that we live, what we hold and what is done."""
+        with self._lock:
+            done = self._take_done()
+            held = [*self._leases, *self._begun, *(tag for tag, _ in self._local)]
+            if self._failed is not None or not (held or done or self._waiting):
+                return False
+        sent_at = time.monotonic()
+        fields = ranges(sorted(held)), ranges(sorted(done))
+        reply = self._link.call("renew", *fields)
+        reply.add_done_callback(lambda answer: self._renewed(answer, sent_at))
+        return not reply.done() or reply.exception() is None
+
+    def recalled(self) -> list[int]:
+        """Give up what was brought along and not begun; its tags."""
+        with self._lock:
+            tags = [tag for tag, _ in self._local]
+            self._local.clear()
+            self._pace.forget()
+        return tags
+
+    def server_lost(self, reason: str) -> None:
+        """Nothing that is here is ours any more."""
+        link = self._link
+        with self._lock:
+            self._local.clear()
+            self._failed = ServerLost(link.channel, link.server, "get", reason)
+        self._on_lost(reason)
+
+    # Under the lock
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _next_turn(self) -> None:
+        self._check()
+        self._done += self._begun
+        self._begun.clear()
+
+    def _take_done(self) -> list[int]:
+        done, self._done = self._done, []
+        return done
+
+    def _begin(self) -> Cargo:
+        tag, cargo = self._local.popleft()
+        self._begun.append(tag)
+        self._pace.handed()
+        return cargo
+
+    def _stale(self) -> list[int]:
+        """After a pause longer than the lease, what waits here has gone to others."""
+        if not self._local or time.monotonic() - self._confirmed_at <= self.lease_s:
+            return []
+        tags = [tag for tag, _ in self._local]
+        self._local.clear()
+        return tags
+
+    # Requests
+
+    def _send(self, wish: Wish, timeout_s: float | None) -> _Ask:
+        number = next(self._numbers)
+        with self._lock:
+            done = self._take_done()
+            self._waiting += wish.wait
+        self._session.hold()
+        reply = self._link.call("take", (number, ranges(sorted(done))), tuple(wish), timeout_s)
+        ask = _Ask(number, reply)
+        reply.add_done_callback(lambda _: self._arrived(ask, wish))
+        return ask
+
+    def _arrived(self, ask: _Ask, wish: Wish) -> None:
+        with self._lock:
+            self._waiting -= wish.wait
+            late = ask.abandoned
+        if late:
+            self._return(ask)
+
+    def _return(self, ask: _Ask) -> None:
+        """Nobody wants what has come any more."""
+        if ask.reply.exception() is None:
+            try:
+                self.give_back([tag for tag, _ in self._read(ask, "get")])
+            except ChannelError:
+                return  # it was a refusal: there is nothing to give back
+
+    def _read(self, ask: _Ask, operation: str) -> list[Tagged]:
+        first, crate = self._link.read(ask.reply, operation)
+        assert isinstance(first, int) and isinstance(crate, tuple)
+        self._confirmed_at = max(self._confirmed_at, ask.sent_at)
+        cargos = uncrate(Crate(*crate))
+        return [(first + offset, cargo) for offset, (cargo, _, _) in enumerate(cargos)]
+
+    def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+        limit = self._link.remaining(deadline)
+        ask = self._send(wish, limit)
+        try:
+            ask.reply.wait(None if limit is None else limit + GRACE_S)
+        except BaseException as error:
+            if self._withdraw(ask):
+                if not isinstance(error, CommTimeout):
+                    raise
+                state = f"{self._link.server} is silent"
+                raise Timeout(self._link.channel, operation, limit or 0.0, state) from error
+        return self._read(ask, operation)
+
+    def _let_go(self, ask: _Ask) -> None:
+        self._withdraw(ask)
+
+    def _withdraw(self, ask: _Ask) -> bool:
+        """Nobody waits any more: an item that comes later goes back. False: it has come."""
+        with self._lock:
+            if ask.reply.done():
+                return False
+            ask.abandoned = True
+        self._link.call("cancel", ask.number)
+        return True
+
+    def _get_one(self, deadline: float | None, key: str | None) -> Cargo:
+        while True:
+            with self._lock:
+                ahead = self._ahead if key is None else None
+            if ahead is None:
+                wish = Wish(self._pace.credit if key is None else 1, key=key)
+                items = self._wait_for(wish, deadline, "get")
+            else:
+                try:
+                    ahead.reply.wait(self._link.remaining(deadline))
+                except CommTimeout as error:
+                    state = f"{self._link.server} is silent"
+                    raise Timeout(self._link.channel, "get", 0.0, state) from error
+                self._absorb(ahead)
+                items = []
+            with self._lock:
+                self._check()
+                if key is not None:
+                    ((tag, cargo),) = items
+                    self._begun.append(tag)
+                    return cargo
+                self._local.extend(items)
+                if self._local:
+                    return self._begin()
+
+    def _bring_along(self) -> None:
+        ask = self._send(Wish(self._pace.credit, wait=False), None)
+        with self._lock:
+            self._ahead = ask
+        ask.reply.add_done_callback(lambda _: self._absorb(ask))
+
+    def _absorb(self, ask: _Ask) -> None:
+        """Take in what was brought along: by the callback or the waiting get, whoever is first."""
+        with self._lock:
+            if self._ahead is ask:
+                self._ahead = None
+            if ask.absorbed:
+                return
+            ask.absorbed = True
+            try:
+                self._local.extend(self._read(ask, "get"))
+            except (ChannelError, CommError):
+                return  # the next request will say so itself
+
+    def _finish(self, ask: _Ask, result: Handle[object], finish: Callable[[Cargo], object]) -> None:
+        if ask.abandoned:
+            return
+        try:
+            ((tag, cargo),) = self._read(ask, "get")
+            value = finish(cargo)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the handle's
+            result.set_error(error)
+            return
+        with self._lock:
+            self._begun.append(tag)
+        if not result.set_result(value):
+            with self._lock:
+                self._begun.remove(tag)
+            self.give_back([tag])
+
+    def _renewed(self, answer: Handle[Reply], sent_at: float) -> None:
+        try:
+            (lost,) = self._link.read(answer, "renew")
+        except (ChannelError, CommError):
+            return
+        with self._lock:
+            self._confirmed_at = max(self._confirmed_at, sent_at)
+        if lost:
+            self.give_back(self.recalled())
+
+
+class _Through:
+    """Lets whoever waits for an item read the sockets meanwhile, by waiting for the reply."""
+
+    def __init__(self, reply: Handle[Reply]) -> None:
+        self._reply = reply
+
+    def drive(self, handle: Handle[object], deadline: float | None) -> None:
+        """Wait for the reply; its callback completes the handle."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            self._reply.wait(left)
+        except CommTimeout:
+            return

@@ -1,0 +1,163 @@
+"""Lease: items that are one consumer's until it settles them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rlinf.channel.batching import Cargo, crate, unpack
+from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
+from rlinf.channel.inbox import Inbox, Tagged
+from rlinf.channel.link import GRACE_S, Link
+from rlinf.channel.messages import Outcome
+from rlinf.channel.tags import ranges
+from rlinf.comm.errors import CommError
+from rlinf.comm.handle import DEFAULT, TimeoutLike
+
+if TYPE_CHECKING:
+    from rlinf.channel.channel import Channel
+
+
+class Lease:
+    """Items taken together, in order. A context manager: what is left of the lease when the block
+    ends well is acknowledged; when it ends with an exception it goes back to the front.
+
+    An item is decoded when it is first looked at; one that cannot be raises `CodecError` then,
+    and can be dropped by `reject`.
+    """
+
+    def __init__(self, link: Link, inbox: Inbox, tagged: Sequence[Tagged]) -> None:
+        self._link = link
+        self._inbox = inbox
+        self._tags: list[int | None] = [tag for tag, _ in tagged]
+        self._cargos: list[Cargo | None] = [cargo for _, cargo in tagged]
+        self._values: dict[int, object] = {}
+
+    def __len__(self) -> int:
+        return len(self._tags)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Any:
+        index = range(len(self))[index]
+        cargo = self._cargos[index]
+        if cargo is not None:
+            allow = self._link.endpoint.config.allow_pickle
+            self._values[index] = unpack(cargo, allow_pickle=allow)
+            self._cargos[index] = None
+        return self._values[index]
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Indexes of the items that are not settled yet."""
+        return tuple(index for index, tag in enumerate(self._tags) if tag is not None)
+
+    def ack(self, indexes: Sequence[int] | None = None, timeout: TimeoutLike = DEFAULT) -> None:
+        """Acknowledge these items (None: all that are left); returns when the server knows.
+
+        Raises:
+            LeaseLost: The lease had ended; the items went to others.
+        """
+        self._settle(indexes, Outcome.DONE, timeout)
+
+    def reject(self, indexes: Sequence[int] | None = None, timeout: TimeoutLike = DEFAULT) -> None:
+        """Drop these items as unusable: they are not redelivered, and are counted apart."""
+        self._settle(indexes, Outcome.REJECTED, timeout)
+
+    def release(self, indexes: Sequence[int] | None = None, timeout: TimeoutLike = DEFAULT) -> None:
+        """Give these items back to the front of the channel."""
+        self._settle(indexes, Outcome.RETURNED, timeout)
+
+    def commit(
+        self,
+        outputs: Sequence[tuple[object, float]],
+        to: "Channel",
+        timeout: TimeoutLike = DEFAULT,
+    ) -> None:
+        """Put (item, weight) pairs into `to` and acknowledge the whole lease: both, or neither.
+
+        See `commit_items`.
+        """
+        self.commit_items(self.held, outputs, to, timeout)
+
+    def commit_items(
+        self,
+        indexes: Sequence[int],
+        outputs: Sequence[tuple[object, float]],
+        to: "Channel",
+        timeout: TimeoutLike = DEFAULT,
+    ) -> None:
+        """Put outputs into `to` and acknowledge the items at `indexes`: both, or neither.
+
+        The server does it in one step, once `to` has room for all outputs (for more than its
+        bound once it is empty). A consumer that is killed, at whatever moment, causes neither a
+        loss nor a duplicate downstream. The outputs come after everything put to `to` before.
+
+        Raises:
+            LeaseLost: The lease had ended: nothing was put. Drop the outputs.
+            Full: `to` had no room by the deadline: nothing was put, the lease goes on.
+            ChannelClosed: `to` is closed: nothing was put.
+        """
+        if not outputs:
+            self.ack(indexes, timeout)
+            return
+        link, target = self._link, to._link
+        if (target.server, target.endpoint) != (link.server, link.endpoint):
+            raise InvalidConfig(
+                f"commit from channel '{link.channel}' on {link.server} to '{target.channel}' on "
+                f"{target.server}: both must be on one server and opened by the same endpoint"
+            )
+        loaded = [to._load(item, weight, None) for item, weight in outputs]
+        tags = self._held_tags(indexes)
+        limit = link.seconds(timeout)
+        first = to._outbox.reserve(len(loaded))
+        place = target.channel, target.number, first
+        reply = link.call("commit", ranges(sorted(tags)), place, tuple(crate(loaded)), limit)
+        try:
+            link.result(reply, "commit", None if limit is None else limit + GRACE_S)
+        except LeaseLost:
+            self._forget(indexes)
+            raise
+        self._forget(indexes)
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.held:
+            return
+        if kind is None:
+            self.ack()
+            return
+        with suppress(ChannelError, CommError):  # the error under way says more
+            self.release()
+
+    def _held_tags(self, indexes: Sequence[int]) -> list[int]:
+        tags: list[int] = []
+        for index in indexes:
+            tag = self._tags[index]
+            if tag is None:
+                raise IndexError(f"item {index} of this lease is settled already")
+            tags.append(tag)
+        return tags
+
+    def _forget(self, indexes: Sequence[int]) -> None:
+        self._inbox.release(self._held_tags(indexes))
+        for index in indexes:
+            self._tags[index] = None
+
+    def _settle(
+        self, indexes: Sequence[int] | None, outcome: Outcome, timeout: TimeoutLike
+    ) -> None:
+        chosen = self.held if indexes is None else tuple(indexes)
+        tags = self._held_tags(chosen)
+        self._forget(chosen)
+        if tags:
+            deadline = self._link.deadline(timeout)
+            self._inbox.settle(tags, outcome, deadline, f"{outcome.value} of a lease")

@@ -1,0 +1,148 @@
+"""One client's line to one channel on its server: requests out, replies or our errors back."""
+
+import time
+from dataclasses import dataclass
+
+from rlinf.channel import errors
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.errors import (
+    ChannelClosed,
+    ChannelError,
+    Full,
+    LeaseLost,
+    ServerLost,
+    Timeout,
+)
+from rlinf.channel.messages import Refusal
+from rlinf.comm.endpoint import Endpoint
+from rlinf.comm.errors import CommError
+from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.comm.handle import Default, Handle, TimeoutLike
+
+SERVICE = "channel"
+GRACE_S = 1.0
+"""The server answers at the deadline; a client waits this much longer for that answer."""
+
+OK, REFUSED, ERROR = "ok", "refused", "error"
+
+Reply = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a channel is and who is asking. Sends requests; knows what replies mean."""
+
+    endpoint: Endpoint
+    server: str
+    channel: str
+    number: int
+    config: ChannelConfig
+
+    @property
+    def me(self) -> str:
+        """This client in messages."""
+        return f"{self.endpoint.id}#{self.number}"
+
+    def call(self, operation: str, *fields: object) -> Handle[Reply]:
+        """Send a request to the channel; what it carries may be changed when this returns."""
+        return send(self.endpoint, self.server, operation, self.channel, self.number, *fields)
+
+    def result(self, handle: Handle[Reply], operation: str, timeout: TimeoutLike) -> Reply:
+        """Wait for a reply and return its fields, or raise what it says.
+
+        Raises:
+            Timeout: The server itself did not answer within `timeout`.
+            ServerLost: It is gone.
+            ChannelError: It refused.
+        """
+        try:
+            handle.wait(timeout)
+        except CommTimeout as error:
+            limit = self.seconds(timeout) or 0.0
+            raise Timeout(self.channel, operation, limit, f"{self.server} is silent") from error
+        return self.read(handle, operation)
+
+    def read(self, handle: Handle[Reply], operation: str) -> Reply:
+        """The fields of a reply that has come, or the error it says."""
+        return read(handle, self.channel, self.server, operation, self.me)
+
+    def seconds(self, timeout: TimeoutLike) -> float | None:
+        """What a timeout means here."""
+        if isinstance(timeout, Default):
+            return self.endpoint.config.connection_timeout_s
+        return timeout
+
+    def remaining(self, deadline: float | None) -> float | None:
+        """Seconds until a deadline of `time.monotonic()`; None: for ever."""
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def deadline(self, timeout: TimeoutLike) -> float | None:
+        """The moment at which a timeout that begins now ends."""
+        limit = self.seconds(timeout)
+        return None if limit is None else time.monotonic() + limit
+
+
+def send(endpoint: Endpoint, server: str, operation: str, *fields: object) -> Handle[Reply]:
+    """Send one request to a channel server. A server that cannot be reached fails the handle."""
+    try:
+        return endpoint.call(SERVICE, (operation, *fields), to=server, timeout=None)
+    except CommError as error:
+        failed: Handle[Reply] = Handle(f"{operation} to {server}")
+        failed.set_error(error)
+        return failed
+
+
+def ask(endpoint: Endpoint, server: str, operation: str, channel: str, *fields: object) -> Reply:
+    """One request and its reply, for those that have no `Link`."""
+    handle = send(endpoint, server, operation, channel, *fields)
+    try:
+        handle.wait(endpoint.config.connection_timeout_s)
+    except CommTimeout as error:
+        raise ServerLost(channel, server, operation, "it does not answer") from error
+    return read(handle, channel, server, operation, str(endpoint.id))
+
+
+def read(handle: Handle[Reply], channel: str, server: str, operation: str, me: str) -> Reply:
+    """The fields of a reply that has come, or the error it says."""
+    problem = handle.exception()
+    if isinstance(problem, ConnectionError | LookupError | CommTimeout):
+        raise ServerLost(channel, server, operation, str(problem)) from problem
+    if problem is not None:
+        raise problem
+    status, *fields = handle.result(0.0)
+    if status == OK:
+        return tuple(fields)
+    if status == REFUSED:
+        raise _refusal(channel, operation, me, *fields)  # type: ignore[arg-type]
+    name, values = fields
+    raise rebuild(str(name), values)
+
+
+def _refusal(
+    channel: str, operation: str, me: str, reason: str, counts: tuple[int, int, float], state: str
+) -> ChannelError:
+    accepted, lost, waited_s = counts
+    match Refusal(reason):
+        case Refusal.CLOSED:
+            return ChannelClosed(channel, operation)
+        case Refusal.FULL:
+            return Full(channel, state, accepted)
+        case Refusal.TIMEOUT:
+            return Timeout(channel, operation, waited_s, state)
+        case Refusal.LEASE_LOST:
+            return LeaseLost(channel, me, lost)
+        case Refusal.CANCELLED:
+            return ChannelError(f"{operation} on channel '{channel}' was cancelled by {me}")
+
+
+def rebuild(name: str, values: object) -> ChannelError:
+    """An error of this package from its class name and what its constructor was given."""
+    kind = getattr(errors, name, ChannelError)
+    arguments = values if isinstance(values, tuple) else (str(values),)
+    error: ChannelError = kind(*arguments)
+    return error
+
+
+def describe(error: ChannelError) -> tuple[str, str, tuple[object, ...]]:
+    """The reply that carries an error."""
+    return ERROR, type(error).__name__, error.values or (str(error),)

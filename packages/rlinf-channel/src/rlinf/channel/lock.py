@@ -1,0 +1,158 @@
+"""DeviceLock: the right to use a set of devices, all of them or none, in the order of the flow."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost, Timeout
+from rlinf.channel.link import GRACE_S, Reply, read
+from rlinf.channel.session import session_of
+from rlinf.channel.statistics import LockStatistics
+from rlinf.comm.endpoint import Endpoint
+from rlinf.comm.errors import CommError
+from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.comm.handle import DEFAULT, Default, Handle, TimeoutLike
+
+LOCK_SERVICE = "device-lock"
+NAME = "device lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The devices are yours while the `with` block lasts."""
+
+    token: int
+    """Fencing token: larger than that of every grant before. Show it to whatever the devices
+    guard, and let that refuse a smaller one."""
+    devices: frozenset[str]
+
+
+class DeviceLock:
+    """Takes turns on a set of devices with every other worker that asks the same server.
+
+    All devices are granted together, so a cycle of waiters cannot form. Of waiters which want a
+    common device the lowest order goes first. A grant ends with its holder's process, or when
+    the holder is silent for the server's `lease_s` (a living one renews by itself).
+
+    Args:
+        endpoint: Whose worker asks.
+        devices: Names such as ``"core:0"``; only equality counts.
+        server: The worker that hosts the `ChannelServer`.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, devices: Iterable[str], *, server: str = "channel/0"
+    ) -> None:
+        self.devices = frozenset(devices)
+        if not self.devices or isinstance(devices, str):
+            raise InvalidConfig(f"a device lock needs a set of device names, not {devices!r}")
+        self.server = server
+        self.lease_s = 30.0
+        self._endpoint = endpoint
+        self._session = session_of(endpoint)
+        self._number = self._session.number()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._token: int | None = None
+        self._session.add(self._number, self)
+
+    @contextmanager
+    def hold(self, order: tuple[int, ...], timeout: TimeoutLike = DEFAULT) -> Iterator[Grant]:
+        """Hold all the devices for the length of the block.
+
+        Args:
+            order: (iteration, stage position): lower goes first among waiters.
+            timeout: Seconds to wait for the grant; None: for ever.
+
+        Raises:
+            LockTimeout: Others hold the devices still; says who, and who is before us.
+            LeaseLost: At the end of the block: the grant had ended meanwhile, so another worker
+                may have used the devices at the same time.
+            ServerLost: The server is gone.
+        """
+        with self._turn:
+            grant = self._acquire(order, timeout)
+            try:
+                yield grant
+            finally:
+                with self._lock:
+                    self._token = None
+                lost = self._ask("release", grant.token)
+            if lost:
+                raise LeaseLost(NAME, str(self._endpoint.id), 1)
+
+    def statistics(self, timeout: TimeoutLike = DEFAULT) -> LockStatistics:
+        """Who holds which devices of this server and who waits, in their order."""
+        (state,) = self._result(self._call("statistics"), "statistics", timeout)
+        assert isinstance(state, LockStatistics)
+        return state
+
+    def _acquire(self, order: tuple[int, ...], timeout: TimeoutLike) -> Grant:
+        default = isinstance(timeout, Default)
+        limit = self._endpoint.config.connection_timeout_s if default else timeout
+        assert not isinstance(limit, Default)
+        reply = self._call("acquire", sorted(self.devices), tuple(order), limit)
+        try:
+            wait_s = None if limit is None else limit + GRACE_S
+            token, lease_s = self._result(reply, "acquire", wait_s)
+        except BaseException:
+            reply.add_done_callback(self._give_back)
+            self._call("cancel")
+            raise
+        assert isinstance(token, int) and isinstance(lease_s, float)
+        self.lease_s = lease_s
+        with self._lock:
+            self._token = token
+        self._session.add(self._number, self)
+        self._session.hold()
+        return Grant(token, self.devices)
+
+    def _give_back(self, reply: Handle[Reply]) -> None:
+        """A grant which comes when nobody waits for it any more."""
+        if reply.exception() is None:
+            status, *fields = reply.result(0.0)
+            if status == "ok":
+                self._call("release", fields[0])
+
+    # What the session asks
+
+    def renew(self) -> bool:
+        """Tell the server that the holder lives; whether anything is held."""
+        with self._lock:
+            token = self._token
+        if token is not None:
+            self._call("keep", token)
+        return token is not None
+
+    def recalled(self) -> list[int]:
+        """A lock holds no items."""
+        return []
+
+    def server_lost(self, reason: str) -> None:
+        """The next operation will say so."""
+
+    def _call(self, operation: str, *fields: object) -> Handle[Reply]:
+        try:
+            return self._endpoint.call(
+                LOCK_SERVICE, (operation, NAME, self._number, *fields), to=self.server, timeout=None
+            )
+        except CommError as error:
+            failed: Handle[Reply] = Handle(f"{operation} of the device lock")
+            failed.set_error(error)
+            return failed
+
+    def _result(self, reply: Handle[Reply], operation: str, timeout: TimeoutLike) -> Reply:
+        try:
+            reply.wait(timeout)
+        except CommTimeout as error:
+            raise Timeout(NAME, operation, 0.0, f"{self.server} is silent") from error
+        return read(reply, NAME, self.server, operation, str(self._endpoint.id))
+
+    def _ask(self, operation: str, *fields: object) -> bool:
+        """Whether the server says that the grant had ended; True if it cannot say."""
+        try:
+            (lost,) = self._result(self._call(operation, *fields), operation, DEFAULT)
+        except (ChannelError, CommError):
+            return True
+        return bool(lost)

@@ -1,0 +1,115 @@
+"""The server's side of the device lock: requests to events, commands to replies."""
+
+import itertools
+import logging
+import threading
+import time
+
+from rlinf.channel.errors import LockTimeout, ServerLost
+from rlinf.channel.link import OK, Reply, describe
+from rlinf.channel.lock_core import (
+    Acquire,
+    Denied,
+    Ended,
+    Granted,
+    Keep,
+    LockCommand,
+    LockCore,
+    LockEvent,
+    Release,
+)
+from rlinf.channel.messages import Cancel, ClientId, Gone, Settled, Tick
+from rlinf.channel.statistics import LockStatistics
+from rlinf.comm.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class LockService:
+    """The device lock of one server. Runs on whichever thread brings a request; never waits."""
+
+    def __init__(self, server: str, lease_s: float) -> None:
+        self._server = server
+        self._core = LockCore(lease_s)
+        self._lease_s = lease_s
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, tuple[Request, Acquire | None]] = {}
+
+    def handle(self, request: Request) -> float:
+        """Carry one request out; when the clock should be looked at next."""
+        now = time.monotonic()
+        operation, _, number, *fields = request.payload
+        client = ClientId(str(request.source), request.epoch, number)
+        if operation == "statistics":
+            request.reply((OK, self.statistics()))
+        elif operation == "acquire":
+            devices, order, timeout_s = fields
+            deadline = None if timeout_s is None else now + timeout_s
+            ticket = next(self._numbers)
+            acquire = Acquire(ticket, client, frozenset(devices), tuple(order), deadline)
+            self._open[ticket] = (request, acquire)
+            self._step(acquire, now)
+        elif operation == "cancel":
+            request.reply((OK,))
+            self._cancel(client, now)
+        else:
+            ticket = next(self._numbers)
+            self._open[ticket] = (request, None)
+            (token,) = fields
+            held = operation == "keep"
+            self._step(Keep(ticket, token) if held else Release(ticket, token), now)
+        return self._core.wake_at
+
+    def gone(self, worker: str, epoch: int) -> None:
+        """An incarnation of a worker is lost: its grants end."""
+        self._step(Gone(worker, epoch), time.monotonic())
+
+    def tick(self, now: float) -> float:
+        """Do what is due; when something is due next."""
+        if self._core.wake_at <= now:
+            self._step(Tick(), now)
+        return self._core.wake_at
+
+    def statistics(self) -> LockStatistics:
+        """Who holds what and who waits."""
+        with self._lock:
+            return self._core.statistics(time.monotonic())
+
+    def close(self) -> None:
+        """Tell everybody who waits that the server ends."""
+        with self._lock:
+            left, self._open = self._open, {}
+        for request, _ in left.values():
+            error = ServerLost("device lock", self._server, "acquire", "it was closed")
+            request.reply(describe(error))
+
+    def _cancel(self, client: ClientId, now: float) -> None:
+        """A client waits for one grant at a time: withdraw what it waits for."""
+        waiting = [n for n, (_, a) in list(self._open.items()) if a and a.client == client]
+        for ticket in waiting:
+            self._step(Cancel(ticket), now)
+
+    def _step(self, event: LockEvent, now: float) -> None:
+        with self._lock:
+            commands = self._core.step(event, now)
+        for command in commands:
+            if isinstance(command, Ended):
+                why = "its lease ran out" if command.expired else "it is gone"
+                log.info("device lock: grant %d of %s ends: %s", command.token, command.client, why)
+                continue
+            entry = self._open.pop(command.request, None)
+            if entry is not None:
+                entry[0].reply(self._reply(command, entry[1], now))
+
+    def _reply(self, command: LockCommand, acquire: Acquire | None, now: float) -> Reply:
+        if isinstance(command, Granted):
+            return (OK, command.token, self._lease_s)
+        if isinstance(command, Settled):
+            return (OK, command.lost)
+        assert acquire is not None
+        devices, waited_s = sorted(acquire.devices), (acquire.deadline or now) - now
+        holders = ahead = ""
+        if isinstance(command, Denied):
+            holders, ahead = ("; ".join(map(str, who)) for who in (command.holders, command.ahead))
+        return describe(LockTimeout(devices, waited_s, holders, ahead))

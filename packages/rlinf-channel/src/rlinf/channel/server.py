@@ -1,0 +1,83 @@
+"""ChannelServer: serves channels and the device lock on an endpoint it is given.
+
+It decides nothing itself: requests become events of the pure `Hub` and `LockCore`, and their
+commands become replies. Payload stays closed. The thread that brings a request never waits here;
+one more thread, asleep until the next deadline, keeps time.
+"""
+
+from collections.abc import Callable
+
+from rlinf.channel.alarm import Alarm
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.errors import ServerLost
+from rlinf.channel.link import SERVICE, describe
+from rlinf.channel.lock import LOCK_SERVICE
+from rlinf.channel.lock_service import LockService
+from rlinf.channel.service import ChannelService
+from rlinf.channel.statistics import ServerStatistics
+from rlinf.comm.endpoint import Endpoint
+from rlinf.comm.events import Event, Lost
+from rlinf.comm.request import Request
+
+
+class ChannelServer:
+    """Hosts channels and the device lock, by name, for every worker that reaches its endpoint.
+
+    Whatever it holds lives as long as this process. Several programs may use one server.
+
+    Args:
+        endpoint: Where to serve; the server takes the services ``channel`` and ``device-lock``
+            of it and does not close it.
+        config: What a channel gets that is created without a configuration; its `lease_s` is
+            also that of the device lock.
+    """
+
+    def __init__(self, endpoint: Endpoint, config: ChannelConfig | None = None) -> None:
+        self._endpoint = endpoint
+        config = config or ChannelConfig()
+        self._channels = ChannelService(endpoint, config)
+        self._locks = LockService(str(endpoint.id), config.lease_s)
+        self._alarm = Alarm(f"rlinf-deadlines-{endpoint.id}", self._ring)
+        self._closed = False
+        endpoint.add_sink(self._notice)
+        endpoint.serve(SERVICE, self._served(self._channels.handle))
+        endpoint.serve(LOCK_SERVICE, self._served(self._locks.handle))
+
+    def statistics(self) -> ServerStatistics:
+        """All channels and the lock."""
+        return ServerStatistics(
+            str(self._endpoint.id), self._channels.statistics(), self._locks.statistics()
+        )
+
+    def close(self) -> None:
+        """Answer whoever waits with `ServerLost` and refuse what comes. Items held are dropped."""
+        if self._closed:
+            return
+        self._closed = True
+        self._alarm.close()
+        self._channels.close()
+        self._locks.close()
+
+    def __enter__(self) -> "ChannelServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _served(self, handle: Callable[[Request], float]) -> Callable[[Request], None]:
+        def serve(request: Request) -> None:
+            if self._closed:
+                channel, server = str(request.payload[1]), str(self._endpoint.id)
+                request.reply(describe(ServerLost(channel, server, "request", "it was closed")))
+                return
+            self._alarm.before(handle(request))
+
+        return serve
+
+    def _ring(self, now: float) -> float:
+        return min(self._channels.tick(now), self._locks.tick(now))
+
+    def _notice(self, event: Event) -> None:
+        if isinstance(event, Lost) and not self._closed:
+            self._channels.gone(str(event.peer), event.epoch)
+            self._locks.gone(str(event.peer), event.epoch)

@@ -3,7 +3,7 @@
 A program declares its keys as (nested) frozen dataclasses. `load` reads them in three layers, each
 winning over the one before: the dataclass defaults, the YAML file, the overrides. A YAML file may
 hold `presets`: a mapping from a value of one top-level key to the settings which that value
-implies, so that `model=smollm2` can bring its own learning rate.
+implies, so that `model=smollm2` can bring its own learning rate; the preset `*` is for all others.
 
 Nothing is guessed: an unknown key, a value of the wrong type or a missing file is a `ConfigError`
 that names the key, and for an unknown key the nearest one that exists.
@@ -45,6 +45,8 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = (), preset_key: st
     tree = file
     if preset_key:
         choice = given.get(preset_key, file.get(preset_key))
+        if choice not in presets and "*" in presets:
+            choice = "*"
         if choice not in presets:
             raise ConfigError(
                 f"{preset_key}={choice} is not known: choose one of {', '.join(sorted(presets))}"

@@ -128,6 +128,10 @@ class Run:
             if self._stopping:
                 return
 
+    def say(self, text: str) -> None:
+        """Show what is being done where the progress of the steps will be."""
+        self._progress.update(self._task, shown=text)
+
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a finished step everywhere."""
         seconds = time.monotonic() - self._step_started

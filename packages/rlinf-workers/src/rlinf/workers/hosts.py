@@ -1,0 +1,131 @@
+"""Workers that host an engine: the usual parts of a flow, ready to be launched.
+
+    rollout  requests -> groups          streams groups in the order in which they complete
+    reward   groups -> scored groups
+    trainer  scored groups -> a step     accumulates chunk by chunk, steps after the last one
+
+Each is built on its own process from plain data; heavy imports happen there. Weights go from the
+trainer to the rollouts as `rlinf.workers.weights` says: a version with a fingerprint, checked on
+both sides.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from rlinf.workers.roles import GenerationRequest, Group, PartialStats, ScoredGroup, StepStats
+from rlinf.workers.stage import stage
+from rlinf.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from rlinf.workers.engines.models import ModelSpec
+    from rlinf.workers.engines.torch_generate import GenerateConfig
+    from rlinf.workers.engines.torch_trainer import TrainerConfig
+    from rlinf.workers.roles import RewardEngine
+
+__all__ = ["RewardWorker", "RolloutWorker", "TrainerWorker"]
+
+
+class RolloutWorker(Worker):
+    """Samples responses with the newest weights it was sent.
+
+    A restarted one asks `trainer` for the current weights before it takes any call.
+    """
+
+    def __init__(self, model: "ModelSpec", config: "GenerateConfig", trainer: str) -> None:
+        from rlinf.workers.engines.models import build_model
+        from rlinf.workers.engines.torch_generate import TorchGenerate
+        from rlinf.workers.weights import WeightReceiver
+
+        self._engine = TorchGenerate(build_model(model, weights=False), config)
+        self._receiver = WeightReceiver(self.endpoint, self._engine)
+        self._trainer = trainer
+
+    @stage
+    def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[int, Group]]:
+        """One group a request, in the order of completion."""
+        index = {request.uid: place for place, request in enumerate(requests)}
+        for group in self._engine.generate(requests):
+            yield index[group.uid], group
+
+    def load_weights(self, version: int) -> int:
+        """Take the weights which the trainer publishes as `version`; returns what serves now."""
+        self._receiver.receive(version, self._trainer)
+        return self._engine.version
+
+    def recovered(self) -> None:
+        """Serve the trainer's current weights, however busy the trainer is."""
+        self._receiver.fetch(self._trainer)
+
+    def onload(self) -> None:
+        """See `Worker`."""
+        self._engine.onload()
+
+    def offload(self) -> None:
+        """See `Worker`."""
+        self._engine.offload()
+
+    def resident_bytes(self) -> int:
+        """See `Worker`."""
+        return self._engine.resident_bytes()
+
+    def count_tokens(self, item: object) -> int:
+        """See `Worker`."""
+        return item.token_count if isinstance(item, Group) else 0
+
+
+class RewardWorker(Worker):
+    """Scores groups with the engine that `make()` gives, called where the worker runs."""
+
+    def __init__(self, make: "Callable[[], RewardEngine]") -> None:
+        self._engine = make()
+
+    @stage
+    def score(self, groups: list[Group]) -> list[ScoredGroup]:
+        """One scored group a group, in order."""
+        return self._engine.score(groups)
+
+    def count_tokens(self, item: object) -> int:
+        """See `Worker`."""
+        return item.token_count if isinstance(item, ScoredGroup) else 0
+
+
+class TrainerWorker(Worker):
+    """Learns from scored groups and publishes what it has learnt."""
+
+    def __init__(self, model: "ModelSpec", config: "TrainerConfig") -> None:
+        from rlinf.workers.engines.models import build_model
+        from rlinf.workers.engines.torch_trainer import TorchTrainer
+        from rlinf.workers.weights import WeightPublisher
+
+        self._engine = TorchTrainer(build_model(model), config)
+        self._publisher = WeightPublisher(self.endpoint)
+
+    @stage(finish="finish_step")
+    def train(self, groups: list[ScoredGroup]) -> PartialStats:
+        """Add the gradient of a chunk to the step's."""
+        return self._engine.accumulate(groups)
+
+    def finish_step(self) -> StepStats:
+        """Step with what was accumulated."""
+        return self._engine.finish_step()
+
+    def publish(self, to: tuple[str, ...]) -> int:
+        """Send the weights to the rollouts named, once for each host; returns their version."""
+        self._publisher.publish(self._engine.state(), self._engine.version, to=to)
+        return self._engine.version
+
+    def onload(self) -> None:
+        """See `Worker`."""
+        self._engine.onload()
+
+    def offload(self) -> None:
+        """See `Worker`."""
+        self._engine.offload()
+
+    def resident_bytes(self) -> int:
+        """See `Worker`."""
+        return self._engine.resident_bytes()
+
+    def count_tokens(self, item: object) -> int:
+        """See `Worker`."""
+        return item.token_count if isinstance(item, ScoredGroup) else 0

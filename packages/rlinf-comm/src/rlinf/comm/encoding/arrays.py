@@ -47,14 +47,15 @@ def encode_array(walk: Walk, value: "np.ndarray[Any, Any]", depth: int) -> None:
 
 def share(walk: Walk, key: int) -> bool:
     """On the second pass: write where the array's memory lies in another's; False: its own."""
-    assert walk.windows is not None
-    owner = walk.windows.owner.get(key)
+    windows = walk.windows
+    assert windows is not None
+    owner = windows.owner.get(key)
     if owner is None:
-        walk.owners[key] = len(walk.buffers)
+        windows.buffers[key] = len(walk.buffers)
         return False
-    walk.patches.append((len(walk.numbers), owner))
+    windows.patches.append((len(walk.numbers), owner))
     walk.program.append(Op.WINDOW)
-    walk.numbers += (0, walk.windows.offset[key])
+    walk.numbers += (0, windows.offset[key])
     return True
 
 

@@ -18,6 +18,10 @@ CACHED_BYTES: Final = 1 << 20
 """How many bytes of structures are kept compiled."""
 
 
+EXHAUSTED: Final[Iterator[Any]] = iter(())
+LISTS: Final = {field.number: field.name for field in Header.DESCRIPTOR.fields if field.is_repeated}
+
+
 class Malformed(Exception):
     """The message is no encoding of anything."""
 
@@ -35,10 +39,13 @@ class Values:
     __slots__ = ("at", "blobs", "buffers", "done", "numbers", "reals", "texts", "window")
 
     def __init__(self, header: Header, buffers: list[memoryview]) -> None:
-        self.numbers: Iterator[int] = iter(header.numbers[:])
-        self.reals: Iterator[float] = iter(header.reals[:])
-        self.texts: Iterator[str] = iter(header.texts[:])
-        self.blobs: Iterator[bytes] = iter(header.blobs[:])
+        self.numbers: Iterator[int] = EXHAUSTED
+        self.reals: Iterator[float] = EXHAUSTED
+        self.texts: Iterator[str] = EXHAUSTED
+        self.blobs: Iterator[bytes] = EXHAUSTED
+        for field, items in header.ListFields():
+            if field.number in LISTS:
+                setattr(self, LISTS[field.number], iter(items[:]))
         self.buffers = buffers
         self.at = 0
         self.done: list[object] = []

@@ -41,13 +41,22 @@ class Forgetful(dict[int, int]):
 
 
 class Windows:
-    """Where arrays that share memory lie in each other, by the id of the array."""
+    """Where arrays that share memory lie in each other; arrays go by their ids.
 
-    __slots__ = ("offset", "owner")
+    Attributes:
+        owner: In which other array one lies.
+        offset: How many bytes into it.
+        buffers: The number of the buffer of an array that lies in no other, once it is written.
+        patches: Places among the numbers where the buffer of such an array is to be put.
+    """
+
+    __slots__ = ("buffers", "offset", "owner", "patches")
 
     def __init__(self) -> None:
         self.owner: dict[int, int] = {}
         self.offset: dict[int, int] = {}
+        self.buffers: dict[int, int] = {}
+        self.patches: list[tuple[int, int]] = []
 
 
 class Walk:
@@ -67,7 +76,7 @@ class Walk:
 
     __slots__ = (
         "allow_pickle", "arrays", "blobs", "buffers", "careful", "classes", "done", "keep", "keys",
-        "memo", "names", "numbers", "owners", "patches", "program", "reals", "spans", "texts",
+        "memo", "names", "numbers", "program", "reals", "spans", "texts",
         "views", "windows",
     )  # fmt: skip
 
@@ -90,8 +99,6 @@ class Walk:
         self.views: list[int] = []
         self.arrays: list[Any] = []
         self.spans: list[tuple[int, int]] = []
-        self.patches: list[tuple[int, int]] = []
-        self.owners: dict[int, int] = {}
 
     def enter(self, value: object, depth: int) -> bool:
         """Begin an object that may be referred to again; False: it was, and that is all.

@@ -59,22 +59,26 @@ def _share(value: object, first: Walk, windows: Windows) -> Walk:
     """Walk again with the windows found; `first` is kept until then, so that ids stay unique."""
     second = Walk(first.allow_pickle, first.careful, windows)
     ENCODERS[type(value)](second, value, 0)
-    if any(owner not in second.owners for _, owner in second.patches):
+    if any(owner not in windows.buffers for _, owner in windows.patches):
         return first  # a pickled object made its arrays anew
-    for position, owner in second.patches:
-        second.numbers[position] = second.owners[owner]
+    for position, owner in windows.patches:
+        second.numbers[position] = windows.buffers[owner]
     return second
 
 
 def header_of(walk: Walk) -> bytes:
     """Serialise what a walk has collected."""
-    header = Header(
-        structure=structure_of(walk),
-        numbers=walk.numbers or None,
-        reals=walk.reals or None,
-        texts=walk.texts or None,
-        blobs=walk.blobs or None,
-    )
+    header = Header()
+    header.structure = structure_of(walk)
+    # An empty list is not even touched: that is most of the cost of a small message.
+    if walk.numbers:
+        header.numbers.extend(walk.numbers)
+    if walk.reals:
+        header.reals.extend(walk.reals)
+    if walk.texts:
+        header.texts.extend(walk.texts)
+    if walk.blobs:
+        header.blobs.extend(walk.blobs)
     data = header.SerializeToString()
     check_size(len(data))
     return data

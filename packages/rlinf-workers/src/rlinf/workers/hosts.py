@@ -26,7 +26,7 @@ __all__ = ["RewardWorker", "RolloutWorker", "TrainerWorker"]
 
 
 class RolloutWorker(Worker):
-    """Samples responses with the newest weights it was sent.
+    """Samples responses with the newest weights it has fetched.
 
     A restarted one asks `trainer` for the current weights before it takes any call.
     """
@@ -47,10 +47,9 @@ class RolloutWorker(Worker):
         for group in self._engine.generate(requests):
             yield index[group.uid], group
 
-    def load_weights(self, version: int) -> int:
-        """Take the weights which the trainer publishes as `version`; returns what serves now."""
-        self._receiver.receive(version, self._trainer)
-        return self._engine.version
+    def load_weights(self, version: int) -> str:
+        """Serve the trainer's weights of this version; returns their fingerprint."""
+        return self._receiver.fetch(self._trainer, version).fingerprint
 
     def recovered(self) -> None:
         """Serve the trainer's current weights, however busy the trainer is."""
@@ -109,10 +108,9 @@ class TrainerWorker(Worker):
         """Step with what was accumulated."""
         return self._engine.finish_step()
 
-    def publish(self, to: tuple[str, ...]) -> int:
-        """Send the weights to the rollouts named, once for each host; returns their version."""
-        self._publisher.publish(self._engine.state(), self._engine.version, to=to)
-        return self._engine.version
+    def publish(self) -> int:
+        """Offer the weights as they are now to every rollout; returns their version."""
+        return self._publisher.publish(self._engine.state(), self._engine.version).version
 
     def onload(self) -> None:
         """See `Worker`."""

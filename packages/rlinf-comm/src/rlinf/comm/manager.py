@@ -31,7 +31,7 @@ from rlinf.comm.handshake import Party, Refusal
 from rlinf.comm.lifecycle import Lifecycle
 from rlinf.comm.progress import Loop
 from rlinf.comm.registry import WorkerRecord
-from rlinf.comm.selection import choose
+from rlinf.comm.selection import Choice, choose
 from rlinf.comm.shake import Greeter
 from rlinf.comm.transports.base import Link, Transport
 from rlinf.comm.transports.inproc import loopback
@@ -299,10 +299,8 @@ class ConnectionManager:
         assert record is not None
         addresses = {address.scheme: address for address in record.addresses}
         available = {n for n, t in self._transports.items() if t.scheme in addresses}
-        if not available - peer.tried:
-            peer.tried.clear()
         try:
-            choice = choose(self.me, record, available - peer.tried, self._outfit.priority)
+            choice = self._choose(peer, record, available)
             peer.because = choice.because
             peer.tried.add(choice.transport)
             transport = self._transports[choice.transport]
@@ -316,6 +314,16 @@ class ConnectionManager:
         self._links[link.number] = peer
         peer.machine.dialled(link.number)
         self._greeter.dial(link, Party(peer.id, epoch))
+
+    def _choose(self, peer: Peer, record: WorkerRecord, available: set[str]) -> Choice:
+        """The best transport that has not failed to connect; once all have, the best again."""
+        try:
+            return choose(self.me, record, available - peer.tried, self._outfit.priority)
+        except NoTransport:
+            if not peer.tried:
+                raise
+        peer.tried.clear()
+        return choose(self.me, record, available, self._outfit.priority)
 
     def _up(self, peer: Peer, link: Link, epoch: int) -> None:
         link.epoch = epoch

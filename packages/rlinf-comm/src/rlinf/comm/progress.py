@@ -219,8 +219,9 @@ class Loop:
     def _round(self, left: float | None, handle: Handle[Any] | None) -> None:
         for action in self._before_sleep:
             self._run(action)
+        self._wakes_at = None
+        self._asleep = True  # from here on, whoever adds something wakes this thread
         due = self._timers.next_at()
-        self._asleep = True
         if (
             self._posted
             or self._closed

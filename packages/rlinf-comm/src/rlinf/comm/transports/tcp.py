@@ -49,7 +49,11 @@ class TcpTransport(Transport):
         if code not in (0, 115, 36):  # EINPROGRESS on Linux, on macOS
             sock.close()
             raise OSError(code, f"cannot connect to {address}")
-        return TcpLink(sock, self.surroundings, dialled=True, connecting=True)
+        return self.link(sock, dialled=True)
+
+    def link(self, sock: socket.socket, *, dialled: bool) -> Link:
+        """The link over a socket."""
+        return TcpLink(sock, self.surroundings, dialled=dialled, connecting=dialled)
 
     def close(self) -> None:
         """Stop listening."""
@@ -68,8 +72,7 @@ class TcpTransport(Transport):
             while True:
                 sock, _peer = self._socket.accept()
                 _tune(sock)
-                link = TcpLink(sock, self.surroundings, dialled=False, connecting=False)
-                self.surroundings.owner.on_accept(link)
+                self.surroundings.owner.on_accept(self.link(sock, dialled=False))
 
 
 def _tune(sock: socket.socket) -> None:

@@ -1,6 +1,7 @@
 """Workflows: order, cycles, complaints."""
 
 import pytest
+
 from rlinf.sched import Component, FlowGraph, GraphError
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from rlinf.sched import (
     Component,
     FlowGraph,

@@ -1,4 +1,10 @@
-"""Profile, plan, simulate and explain staged pipelines on shared devices."""
+"""Profile, plan, simulate and explain staged pipelines on shared devices.
+
+Workflows and plans load at once; what computes loads numpy on first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
 
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.errors import (
@@ -14,35 +20,81 @@ from rlinf.sched.errors import (
 )
 from rlinf.sched.graph import Component, FlowGraph
 from rlinf.sched.plan import Placement, Plan, spatial_plan, temporal_plan
-from rlinf.sched.planner import search
-from rlinf.sched.profile import ComponentProfile, Profile, Sample
 from rlinf.sched.tree import Leaf, Loop, Parallel, Spatial, Temporal, Tree
+
+if TYPE_CHECKING:
+    from rlinf.sched.drift import DeviationRule, GainRule, Observation, Replan, replay
+    from rlinf.sched.explanation import Explanation, explain, robust_plan
+    from rlinf.sched.fit import TimeFit, fit_times
+    from rlinf.sched.planner import search
+    from rlinf.sched.profile import ComponentProfile, Profile, Sample
+    from rlinf.sched.profiler import Profiler, Record
+    from rlinf.sched.simulation import Engine, Reality, Simulation, profile_engine, simulate
+    from rlinf.sched.workflow import Workflow
+
+_LAZY = {
+    "drift": ("DeviationRule", "GainRule", "Observation", "Replan", "replay"),
+    "explanation": ("Explanation", "explain", "robust_plan"),
+    "fit": ("TimeFit", "fit_times"),
+    "planner": ("search",),
+    "profile": ("ComponentProfile", "Profile", "Sample"),
+    "profiler": ("Profiler", "Record"),
+    "simulation": ("Engine", "Reality", "Simulation", "profile_engine", "simulate"),
+    "workflow": ("Workflow",),
+}
 
 __all__ = [
     "Component",
     "ComponentProfile",
     "ConfigError",
+    "DeviationRule",
     "DocumentError",
+    "Engine",
+    "Explanation",
     "ExtrapolationError",
     "FlowGraph",
+    "GainRule",
     "GraphError",
     "InfeasibleError",
     "Leaf",
     "Loop",
+    "Observation",
     "Parallel",
     "Placement",
     "Plan",
     "PlanError",
     "Profile",
     "ProfileError",
+    "Profiler",
+    "Reality",
+    "Record",
+    "Replan",
     "Sample",
     "SchedError",
     "SearchConfig",
+    "Simulation",
     "Spatial",
     "Temporal",
+    "TimeFit",
     "TraceError",
     "Tree",
+    "Workflow",
+    "explain",
+    "fit_times",
+    "profile_engine",
+    "replay",
+    "robust_plan",
     "search",
+    "simulate",
     "spatial_plan",
     "temporal_plan",
 ]
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _LAZY.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"rlinf.sched.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,10 +12,10 @@ from pathlib import Path
 from rlinf.sched import gantt, trace
 from rlinf.sched.config import traced_environment
 from rlinf.sched.errors import SchedError
-from rlinf.sched.explain import best_of_kind, explain, robust_plan
+from rlinf.sched.explanation import best_of_kind, explain, robust_plan
 from rlinf.sched.plan import Plan
 from rlinf.sched.planner import search
-from rlinf.sched.simulate import Reality, simulate
+from rlinf.sched.simulation import Reality, simulate
 from rlinf.sched.workflow import Workflow
 
 SAVERS = {".png": gantt.save_png, ".html": gantt.save_html, ".json": gantt.save_chrome_trace}

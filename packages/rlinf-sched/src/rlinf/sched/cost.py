@@ -216,7 +216,8 @@ class CostModel:
         curves = [table.at(logs, items) for table in tables.values()]
         if len(curves) == 1:
             return curves[0]
-        levels, stacked = list(tables), np.stack(curves)
+        whole = self.profile.memory(kind)
+        levels, stacked = [min(level, whole) for level in tables], np.stack(curves)
         each = [
             between_memories(levels, list(stacked[:, k : k + 1]), float(free[k]))
             for k in range(len(sizes))

@@ -11,6 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
+MEMORY = 50
+"""Iterations from which the noise is estimated."""
+
+JUMP = 5.0
+"""Standard errors at which three iterations count as a jump."""
+
 Factors = Mapping[str, float]
 """Measured over profiled seconds, by component."""
 
@@ -91,63 +97,92 @@ something that stands for that plan."""
 class GainRule:
     """The expected saving pays for the switch.
 
+    A drift that goes on in one direction is followed at once. When it turns round, the rule waits
+    ``patience`` times as long as the last swing took, unless a component leaves the range its
+    times have had so far: that is what ends flapping.
+
     Attributes:
         saving: see :data:`Saving`; it must price the plan in use at that moment.
         switch_s: seconds lost by a switch.
         horizon: iterations over which a saving counts.
         margin: the saving must be so many times the switch.
         window: iterations averaged.
-        dwell: iterations to wait after a switch; it grows by half with every switch that undid
-            an earlier one, and so ends flapping.
+        dwell: least iterations between two switches.
+        patience: see above.
+        new: relative distance from the range so far at which a time counts as new.
+        sigmas: standard errors on either side of the mean at which it must pay too.
     """
 
     saving: Saving
     switch_s: float
     horizon: int = 50
     margin: float = 2.0
-    window: int = 8
-    dwell: int = 10
+    window: int = 10
+    dwell: int = 2
+    patience: float = 20.0
+    new: float = 0.05
+    sigmas: float = 2.0
     _seen: list[Factors] = field(default_factory=list)
-    _since: int = 1 << 30
+    _past: list[Factors] = field(default_factory=list)
+    _since: int = 0
     _wait: float = 0.0
-    _past: list[object] = field(default_factory=list)
+    _planned: list[Factors] = field(default_factory=list)
+    _range: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def step(self, seen: Observation) -> Replan | None:
         """See :class:`Rule`."""
         self._since += 1
         self._seen = [*self._seen[-self.window + 1 :], seen.factors]
-        self._forget_before_a_jump()
-        if len(self._seen) < 3 or self._since < max(self.dwell, self._wait):
+        self._past = [*self._past[-MEMORY + 1 :], seen.factors]
+        noise = _noise(self._past)
+        self._forget_before_a_jump(noise)
+        if len(self._seen) < 3 or self._since < self.dwell:
             return None
-        mean, error = _means(self._seen), _errors(self._seen)
+        mean = _means(self._seen)
+        error = {name: self.sigmas * noise[name] / len(self._seen) ** 0.5 for name in mean}
+        if self._since < self._wait and not self._is_new(mean):
+            return None
         guesses = [{n: mean[n] * (1 + k * error[n]) for n in mean} for k in (0, -1, 1)]
-        priced = [self.saving(guess) for guess in guesses]
-        least = self.horizon * min(seconds for seconds, _ in priced)
+        least = self.horizon * min(self.saving(guess)[0] for guess in guesses)
         if least <= self.margin * self.switch_s:
             return None
-        self._note(priced[0][1])
-        why = (
-            f"saves at least {least:.0f} s over {self.horizon} iterations, costs {self.switch_s:g}"
-        )
+        self._note(mean)
+        why = f"saves {least:.0f} s over {self.horizon} iterations, costs {self.switch_s:g} s"
         return Replan(seen.iteration, mean, why, least)
 
-    def _note(self, chosen: object) -> None:
-        undone = chosen in self._past[:-1]
-        self._wait = max(self.dwell, self._wait) * (4 if undone else 1)
-        self._past.append(chosen)
+    def _is_new(self, mean: Factors) -> bool:
+        for name, value in mean.items():
+            low, high = self._range.get(name, (1.0, 1.0))
+            if not low * (1 - self.new) <= value <= high * (1 + self.new):
+                return True
+        return False
+
+    def _note(self, mean: Factors) -> None:
+        """Remember a switch; after a turn, wait."""
+        before = self._planned[-1] if self._planned else dict.fromkeys(mean, 1.0)
+        moved = max(mean, key=lambda name: abs(np.log(mean[name] / before[name])))
+        turned = False
+        if len(self._planned) > 0:
+            earlier = self._planned[-2] if len(self._planned) > 1 else dict.fromkeys(mean, 1.0)
+            swing = (mean[moved] - before[moved]) * (before[moved] - earlier[moved])
+            turned = swing < 0
+        self._wait = self.patience * self._since if turned else 0.0
+        for name, value in mean.items():
+            low, high = self._range.get(name, (1.0, 1.0))
+            self._range[name] = min(low, value), max(high, value)
+        self._planned = [*self._planned[-1:], mean]
         self._since = 0
 
-    def _forget_before_a_jump(self) -> None:
-        """After a jump the older half of the window would only delay the answer."""
+    def _forget_before_a_jump(self, noise: Factors) -> None:
+        """After a jump the older part of the window would only delay the answer."""
         if len(self._seen) < 6:
             return
         old, new = self._seen[:-3], self._seen[-3:]
-        spread, before, after = _errors(old), _means(old), _means(new)
-        for name in after:
-            noise = max(spread[name] * len(old) ** 0.5, 0.02)
-            if abs(after[name] / before[name] - 1) > 4 * noise / 3**0.5:
-                self._seen = new
-                return
+        before, after = _means(old), _means(new)
+        scale = (1 / len(old) + 1 / len(new)) ** 0.5
+        jumps = (abs(np.log(after[n] / before[n])) > JUMP * noise[n] * scale for n in after)
+        if any(jumps):
+            self._seen = new
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +256,11 @@ def _means(seen: Sequence[Factors]) -> dict[str, float]:
     return {name: float(np.mean([f[name] for f in seen])) for name in seen[-1]}
 
 
-def _errors(seen: Sequence[Factors]) -> dict[str, float]:
-    """Relative standard error of the mean."""
+def _noise(seen: Sequence[Factors]) -> dict[str, float]:
+    """Relative noise of one measurement, from neighbours: a drift hardly disturbs it."""
     found = {}
     for name in seen[-1]:
-        values = np.array([f[name] for f in seen])
-        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        found[name] = spread / float(values.mean()) / len(values) ** 0.5
+        steps = np.abs(np.diff(np.log([f[name] for f in seen])))
+        # The median step of normal noise is 0.954 of its standard deviation.
+        found[name] = max(0.02, float(np.median(steps)) / 0.954) if len(steps) > 4 else 0.1
     return found

@@ -17,7 +17,7 @@ from rlinf.sched.pairing import side_by_side
 from rlinf.sched.plan import DeviceNames, Plan
 from rlinf.sched.polish import polish
 from rlinf.sched.profile import Profile
-from rlinf.sched.search import Searcher, Task
+from rlinf.sched.searcher import Searcher, Task
 from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree
 
 COARSE = 7

@@ -32,7 +32,7 @@ MANY = 8
 ALL_CUTS = 5
 """Components up to which narrow fronts are composed over all cuts, not along one order."""
 
-IN_TURN = 5
+IN_TURN = 4
 """With narrow fronts, most components of a group in turn within a pipeline."""
 
 DAG_SLACK = 1.25

@@ -1,0 +1,112 @@
+"""The commands, run as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf.sched import Plan, Profiler, Record, TraceError
+from rlinf.sched.trace import load_trace, profiler_of, totals
+
+WORKFLOW = """
+batch: 64
+devices: 8
+components:
+  rollout: {sizes: [1, 2, 4, 8], times: [[4, 64, 20], [8, 64, 14]]}
+  train: {sizes: [1, 2, 4, 8], times: [[4, 64, 10], [8, 64, 5.2]]}
+"""
+TRACED = """
+import time
+from rlinf.sched import Profiler
+profiler = Profiler()
+with profiler.span("rollout", devices=2, items=4) as emit:
+    for _ in range(4):
+        emit()
+profiler.save_trace()
+"""
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; from rlinf.sched.cli import {program} as m; sys.exit(m())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def workflow(tmp_path: Path) -> str:
+    path = tmp_path / "workflow.yaml"
+    path.write_text(WORKFLOW)
+    return str(path)
+
+
+def test_plan_explain_simulate_compare(tmp_path: Path, workflow: str):
+    plan = str(tmp_path / "plan.yaml")
+    done = run("main", "plan", workflow, "--gpus", "4", "-o", plan)
+    assert done.returncode == 0, done.stderr
+    assert len(Plan.load(plan).devices) == 4
+    done = run("main", "explain", workflow, "--gpus", "4", "--json")
+    assert json.loads(done.stdout)["bottleneck"] in ("rollout", "train")
+    picture = str(tmp_path / "plan.html")
+    done = run("main", "simulate", workflow, "--gpus", "4", "--plan", plan, "--draw", picture)
+    assert "predicted" in done.stdout and Path(picture).exists(), done.stderr
+    done = run("main", "compare", workflow, plan, "--gpus", "4", "--json")
+    assert plan in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "nowhere.yaml"), "nowhere.yaml: : cannot be read"),
+        (("plan", "WORKFLOW", "--gpus", "0"), "--gpus must be positive"),
+        (("simulate", "WORKFLOW", "--draw", "x.gif"), "know .png, .html, .json"),
+    ],
+)
+def test_mistakes_end_with_a_message(workflow: str, arguments: tuple[str, ...], message: str):
+    done = run("main", *(workflow if a == "WORKFLOW" else a for a in arguments))
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_command_is_traced_and_reported(tmp_path: Path):
+    folder = str(tmp_path / "trace")
+    command = ("--trace", "worker_communication", "--output", folder, "--", sys.executable, "-c")
+    done = run("profiler_main", *command, TRACED)
+    assert done.returncode == 0, done.stderr
+    assert "worker: rollout" in done.stdout
+    report = run("profiler_main", "report", folder, "--json")
+    assert json.loads(report.stdout)["totals"][0]["name"] == "rollout"
+    failed = run("profiler_main", *command, TRACED + "raise SystemExit(3)")
+    assert failed.returncode == 3
+
+
+def test_a_program_that_traces_nothing_is_an_error():
+    done = run("profiler_main", "--trace", "worker", "--", sys.executable, "-c", "pass")
+    assert done.returncode == 2
+    assert "the program wrote none" in done.stderr
+
+
+def test_records_become_a_profile_and_a_trace(tmp_path: Path):
+    profiler = Profiler()
+    for k, seconds in enumerate((9.0, 4.0, 4.2)):
+        emitted = (0.25 * seconds, 0.5 * seconds, 0.5 * seconds, seconds)
+        profiler.record(Record("rollout", 8, 64, float(10 * k), seconds, emitted))
+    entry = profiler.profile(skip=1)["rollout"]
+    assert [sample.seconds for sample in entry.samples] == [4.0, 4.2]
+    assert entry.emitted(4, 8) == pytest.approx([0.25, 0.5, 0.5, 1.0])
+    assert profiler.save_trace() is None or "RLINF_TRACE" in os.environ
+    file = profiler.save_trace(tmp_path / "trace.json")
+    spans = load_trace(file)
+    assert totals(spans)[0].seconds == pytest.approx(17.2)
+    again = profiler_of(spans).profile()["rollout"]
+    assert sorted(s.seconds for s in again.samples) == pytest.approx([4.0, 4.2, 9.0])
+
+
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path):
+    for text, reason in (("{", "not JSON"), ("3", "not a Chrome trace")):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(TraceError, match=reason):
+            load_trace(tmp_path / "x.json")

@@ -1,0 +1,63 @@
+"""Why this plan: the answers a person needs before trusting it."""
+
+import pytest
+
+from rlinf.sched import Workflow, explain, robust_plan, search
+
+WORKFLOW = Workflow.from_dict(
+    {
+        "batch": 512,
+        "devices": 64,
+        "components": {
+            "rollout": {"sizes": [2, 4, 8, 16, 32, 64], "times": [[32, 512, 900], [64, 512, 591]]},
+            "inference": {"sizes": [4, 8, 16, 32, 64], "times": [[32, 512, 190], [64, 512, 102]]},
+            "train": {"sizes": [8, 16, 32, 64], "times": [[32, 512, 680], [64, 512, 368]]},
+        },
+        "sync_s": 10,
+    }
+)
+
+
+def planned():
+    w = WORKFLOW
+    return search(w.graph, w.profile, w.devices, w.batch)
+
+
+def test_an_explanation_answers_the_questions():
+    found = explain(WORKFLOW, planned())
+    assert {"temporal", "spatial"} <= set(found.best_of_kind)
+    assert min(found.best_of_kind.values()) == pytest.approx(found.plan.seconds)
+    assert found.bottleneck == "rollout"
+    assert {share.component for share in found.shares} == set(WORKFLOW.graph.names)
+    assert all(0 <= share.idle <= 1 for share in found.shares)
+    assert "best of each kind" in found.text()
+
+
+def test_a_flip_is_where_the_plan_changes():
+    from rlinf.sched.explanation import layout
+
+    found = explain(WORKFLOW, planned())
+    finite = [flip for flip in found.flips if flip.slower < 8 or flip.quicker > 0]
+    assert finite
+    for flip in finite:
+        for factor, past in ((flip.slower, 1.02), (flip.quicker, 0.98)):
+            if not 0 < factor < 8:
+                continue
+            profile = WORKFLOW.profile.scaled({flip.component: factor * past})
+            plan = search(WORKFLOW.graph, profile, WORKFLOW.devices, WORKFLOW.batch)
+            assert layout(plan.root) != layout(found.plan.root)
+
+
+def test_a_robust_plan_is_close_to_the_best_everywhere():
+    plan, excess = robust_plan(WORKFLOW, noise=0.1, samples=8)
+    assert 0 <= excess < 0.1
+    assert plan.seconds == pytest.approx(planned().seconds, rel=0.1)
+
+
+def test_far_sizes_are_noted():
+    far = Workflow.from_dict(
+        {"batch": 8, "devices": 64, "components": {"a": {"times": [[2, 8, 1.0], [4, 8, 0.6]]}}}
+    )
+    plan = search(far.graph, far.profile, far.devices, far.batch)
+    notes = explain(far, plan, flips=False).notes
+    assert any("far from what was measured" in note for note in notes)

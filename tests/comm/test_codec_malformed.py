@@ -190,6 +190,12 @@ HOSTILE = {
     "odd format": (message([Op.MEMORYVIEW, 0, 1], names=["xyz"], numbers=[1]), (b"1",)),
     "odd module": (message([Op.FOREIGN, 0, Op.ARRAY, 1, 0], names=["os"]), (b"1",)),
     "odd device": (message([Op.DEVICE, 0, Op.ARRAY, 1, 0], names=["cpu"]), (b"1",)),
+    "odd torch module": (
+        message([Op.DEVICE, 0, Op.TENSOR, 0, 1, 0], names=["distributed"]),
+        (b"1",),
+    ),
+    "tensor of no dtype": (message([Op.TENSOR, 0, 64, 0], names=["torch.nn"]), (b"1",)),
+    "gradient of ints": (message([Op.TENSOR, 1, 1, 0]), (b"1",)),
     "bad utf-8": (message([Op.WIDE_TEXT], blobs=[b"\xff"]), ()),
     "deep": (message([Op.TUPLE, Op.LIST, 1] * 50_000), ()),
     "deep lists": (message([Op.LIST, 1] * 50_000 + [Op.NONE]), ()),

@@ -97,7 +97,9 @@ def join(header: bytes, buffers: Sequence[Buffer] = (), *, allow_pickle: bool = 
         values.finish()
     except StopIteration:
         raise CodecError("malformed message: fewer values than the structure has places") from None
-    except (Malformed, ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (
+        Malformed, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError
+    ) as error:  # fmt: skip
         raise CodecError(f"malformed message: {error}") from error
     return value
 

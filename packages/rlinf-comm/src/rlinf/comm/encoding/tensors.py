@@ -35,21 +35,22 @@ class Torch:
         self.parameter = torch.nn.Parameter
         self.from_numpy = torch.from_numpy
         known = [(n, getattr(torch, name)) for n, name in enumerate(DTYPES) if hasattr(torch, name)]
-        self.dtypes: dict[int, Any] = dict(known)
-        self.numbers: dict[Any, int] = {dtype: n for n, dtype in known}
-        # Those numpy does not know by itself are looked at through another of the same size.
-        self.raw: dict[Any, Any] = {
-            dtype: None if hasattr(np, DTYPES[n]) else self.same_size(dtype) for n, dtype in known
+        # Number of a dtype, and the one to look through at those that numpy does not know.
+        self.known: dict[Any, tuple[int, Any]] = {
+            dtype: (n, None if hasattr(np, DTYPES[n]) else self.same_size(dtype))
+            for n, dtype in known
         }
 
     def same_size(self, dtype: Any) -> Any:
         """A dtype of the same size which numpy knows."""
         return getattr(self.torch, _RAW[dtype.itemsize])
 
-    def number(self, walk: Walk, dtype: Any) -> int:
-        """The number of a dtype, by name where it has none."""
-        number = self.numbers.get(dtype)
-        return NAMED_DTYPE + walk.name(str(dtype)) if number is None else number
+    def look_up(self, walk: Walk, dtype: Any) -> tuple[int, Any]:
+        """Number of a dtype (by name where it has none), and what to look at it through."""
+        known = self.known.get(dtype)
+        if known is None:
+            return NAMED_DTYPE + walk.name(str(dtype)), self.same_size(dtype)
+        return known
 
     def dtype(self, number: int, names: tuple[str, ...]) -> Any:
         """The dtype of a number in a program.
@@ -97,14 +98,16 @@ def encode_tensor(walk: Walk, value: Any, depth: int) -> None:
         walk.program += (Op.REF, number)
         return
     torch = torch_of()
-    dtype = value.dtype
     flags = FLAG_PARAMETER if type(value) is torch.parameter else 0
     try:
         # The usual case first: numpy() raises where there is anything unusual about the tensor.
-        raw = torch.raw[dtype]
-        if raw is not None and (value.requires_grad or value.is_neg()):
+        number, raw = torch.known[value.dtype]
+        if raw is None:
+            host = value.numpy()
+        elif value.requires_grad or value.is_neg():
             raise TypeError
-        host = value.numpy() if raw is None else value.view(raw).numpy()
+        else:
+            host = value.view(raw).numpy()
     except (KeyError, TypeError, RuntimeError):
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             encode_pickled(walk, value, depth)
@@ -113,10 +116,12 @@ def encode_tensor(walk: Walk, value: Any, depth: int) -> None:
             walk.program += (Op.DEVICE, walk.name(value.device.type))
         if value.requires_grad and value.is_leaf:
             flags |= FLAG_GRAD
-        host = _on_host(torch, value.detach())
+        number, raw = torch.look_up(walk, value.dtype)
+        host = _on_host(value.detach(), raw)
     shared = walk.windows is not None and share(walk, key)
-    walk.program += (Op.TENSOR, flags, torch.number(walk, dtype), host.ndim)
-    walk.numbers += host.shape
+    shape = host.shape
+    walk.program += (Op.TENSOR, flags, number, len(shape))
+    walk.numbers += shape
     if not shared:
         memory = bytes_of(host)
         walk.buffers.append(memory)
@@ -126,13 +131,10 @@ def encode_tensor(walk: Walk, value: Any, depth: int) -> None:
     walk.done += 1
 
 
-def _on_host(torch: Torch, value: Any) -> "np.ndarray[Any, Any]":
-    """The elements of a detached tensor in host memory, as a dtype of the same size."""
+def _on_host(value: Any, raw: Any) -> "np.ndarray[Any, Any]":
+    """The elements of a detached tensor in host memory, as the dtype `raw` or their own."""
     value = value.resolve_conj().resolve_neg().cpu()
-    raw = torch.raw[value.dtype] if value.dtype in torch.raw else torch.same_size(value.dtype)
-    if raw is not None:
-        value = value.contiguous().view(raw)
-    host: np.ndarray[Any, Any] = value.numpy()
+    host: np.ndarray[Any, Any] = (value if raw is None else value.contiguous().view(raw)).numpy()
     return host
 
 

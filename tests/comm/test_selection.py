@@ -1,6 +1,7 @@
 """The decision table: every situation, overrides, and what is said about it."""
 
 import pytest
+
 from rlinf.comm.address import WorkerId
 from rlinf.comm.device import Device
 from rlinf.comm.errors import ConfigError, NoTransport

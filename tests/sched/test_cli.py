@@ -60,7 +60,7 @@ def test_plan_explain_simulate_compare(tmp_path: Path, workflow: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("plan", "nowhere.yaml"), "nowhere.yaml: : cannot be read"),
+        (("plan", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
         (("plan", "WORKFLOW", "--gpus", "0"), "--gpus must be positive"),
         (("simulate", "WORKFLOW", "--draw", "x.gif"), "know .png, .html, .json"),
     ],

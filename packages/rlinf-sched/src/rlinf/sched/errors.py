@@ -31,8 +31,7 @@ class DocumentError(SchedError, ValueError):
 
     def __init__(self, path: str, reason: str, source: str = "") -> None:
         self.path, self.reason, self.source = path, reason, source
-        where = f"{source}: {path}" if source else path
-        super().__init__(f"{where}: {reason}")
+        super().__init__(": ".join(part for part in (source, path, reason) if part))
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path, self.reason, self.source)

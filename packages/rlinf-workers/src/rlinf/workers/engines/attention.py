@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlinf.workers.algorithms.masking import at_least_float32
+
 __all__ = ["SHORT_KEYS", "attend", "causal_bias", "length_bias", "padded_width"]
 
 SHORT_KEYS = 256
@@ -31,7 +33,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -
     """softmax(Q K^T / sqrt(D) + bias) V.
 
     `queries` [B, T, H, D]; `keys`, `values` [B, Hk, S, D] with H a multiple of Hk; `bias` [B or 1,
-    T, S], 0 or -inf, at least one 0 a row. Returns [B, T, H, D]. The softmax is in float32.
+    T, S], 0 or -inf, at least one 0 a row. Returns [B, T, H, D]. Softmax in float32 at least.
     """
     rows, length, heads, depth = queries.shape
     shared, width = keys.shape[1], keys.shape[2]
@@ -51,7 +53,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -
 
 def _products(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
     scores = queries @ keys.transpose(2, 3)
-    scores = scores.float() * queries.shape[-1] ** -0.5
+    scores = at_least_float32(scores) * queries.shape[-1] ** -0.5
     if bias is not None:
         rows, shared, length, width = scores.shape
         split = scores.view(rows, shared, -1, bias.shape[1], width)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from rlinf.workers.algorithms.masking import at_least_float32
 from rlinf.workers.engines.decoder import Decoder, reason_unsupported
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.roles.rollout import IntArray
@@ -97,7 +98,7 @@ class TransformersBackbone:
         numbers = torch.arange(len(sizes), device=device)[:, None].expand(-1, length)
         rows = batch.responses.gather(numbers)
         logits = output.logits[rows, batch.responses.gather(places)]
-        return logits.float(), torch.arange(len(rows), device=device)
+        return at_least_float32(logits), torch.arange(len(rows), device=device)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[IntArray]) -> tuple[Tensor, "_ModuleCache"]:
@@ -129,7 +130,7 @@ class TransformersBackbone:
             **{self._cache_name: cache.inner},
         )
         logits: Tensor = output.logits
-        return logits.float()
+        return at_least_float32(logits)
 
 
 class _ModuleCache:

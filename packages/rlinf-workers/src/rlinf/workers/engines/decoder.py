@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.workers.algorithms.masking import at_least_float32
 from rlinf.workers.engines.attention import attend, causal_bias, length_bias
 from rlinf.workers.engines.kv_cache import KvCache
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Slots
@@ -108,7 +109,7 @@ class Decoder:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._head(self._norm(self._body.norm, hidden))
-        return logits.float()
+        return at_least_float32(logits)
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
         return functional.rms_norm(x, norm.weight.shape, norm.weight, self._epsilon)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rlinf.workers.algorithms.masking import at_least_float32
 from rlinf.workers.roles.rollout import Sampling
 
 __all__ = ["adjusted", "draw", "streams", "token_logprobs", "uniforms"]
@@ -44,8 +45,8 @@ def _mixed(x: UintArray) -> UintArray:
 
 
 def adjusted(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [.., V] in float32 at the temperature, with banned tokens at -inf."""
-    logits = logits.float()
+    """Logits [.., V] in float32 at least, at the temperature, with banned tokens at -inf."""
+    logits = at_least_float32(logits)
     if sampling.temperature not in (0.0, 1.0):
         logits = logits / sampling.temperature
     if sampling.banned_ids:

@@ -4,7 +4,7 @@ Every cut of a set into a down-set and the rest is tried, side by side for every
 micro-batches, and in turn. What is kept of a set is a front, see :mod:`rlinf.sched.front`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from rlinf.sched.algebra import Labels
 from rlinf.sched.compose import Wiring
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel, bits
+from rlinf.sched.cuts import Cut, all_cuts, along_depth
 from rlinf.sched.front import Front, Op, Origin, join, narrow, prune
 from rlinf.sched.machine import Counts
 from rlinf.sched.pairing import in_turn, side_by_side
@@ -38,15 +39,6 @@ IN_TURN = 4
 DAG_SLACK = 1.25
 """Where departures meet, plans may be priced too high: those up to this factor above the best
 are laid out in time before one is chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A convex set in two: nothing of ``second`` feeds ``first``."""
-
-    first: int
-    second: int
-    edge: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +87,7 @@ class Searcher:
     narrow: bool = False
     bound: float = 0.0
     _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
-    _cuts: dict[int, list[Cut]] = field(default_factory=dict)
+    _cuts: dict[int, Sequence[Cut]] = field(default_factory=dict)
     _floors: list[float] = field(default_factory=list)
     _least: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -137,33 +129,12 @@ class Searcher:
             inner.bound,
         )  # fmt: skip
 
-    def cuts(self, members: int) -> list[Cut]:
-        """All cuts of a convex set."""
+    def cuts(self, members: int) -> Sequence[Cut]:
+        """The cuts of a convex set that are looked at."""
         if members not in self._cuts:
             few = self.narrow and len(self.model.names) > ALL_CUTS
-            found = self._prefixes(members) if few else self._down_sets(members)
-            self._cuts[members] = list(found)
+            self._cuts[members] = tuple((along_depth if few else all_cuts)(self.model, members))
         return self._cuts[members]
-
-    def _prefixes(self, members: int) -> Iterator[Cut]:
-        """Cuts along one topological order, by depth."""
-        model, first = self.model, 0
-        for i in sorted(bits(members), key=lambda i: (model.depth[i], i))[:-1]:
-            first |= 1 << i
-            second = members & ~first
-            yield Cut(first, second, any(model.succ[k] & second for k in bits(first)))
-
-    def _down_sets(self, members: int) -> Iterator[Cut]:
-        model = self.model
-        inside = sorted(bits(members), key=lambda i: (model.anc[i] & members).bit_count())
-        found = [0]
-        for i in inside:
-            needed = model.anc[i] & members
-            found += [s | 1 << i for s in found if s & needed == needed]
-        for first in found:
-            second = members & ~first
-            if first and second:
-                yield Cut(first, second, any(model.succ[i] & second for i in bits(first)))
 
     # Single components
 

@@ -1,14 +1,15 @@
 """Weights on their way from a trainer to rollouts: versions, fingerprints, all or nothing.
 
-The trainer publishes a version: one copy of the weights, in memory that is sent without another.
-Receivers fetch it, whenever they are ready, from a service that the trainer's dispatching thread
-answers; so a restarted receiver gets the current version while the trainer is busy, and on one
-host all receivers read the same copy. Both sides fingerprint the bytes. What does not match is
-refused before a parameter is touched, so the old version goes on serving and a fetch can simply be
-repeated.
+The trainer publishes a version: a snapshot of the weights, in memory that is sent without another
+copy. Receivers fetch it, whenever they are ready, from a service that the trainer's dispatching
+thread answers; so a restarted receiver gets the current version while the trainer is busy, and on
+one host all receivers read the same memory. A receiver says what it has and is sent only the
+tensors that differ: all of them after a restart, the trained ones after a step.
+
+Both sides fingerprint the bytes. What does not match is refused before a parameter is touched, so
+the old version goes on serving and a fetch can simply be repeated.
 """
 
-import hashlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch import Tensor
 from rlinf.comm import DEFAULT, Endpoint, Request, WorkerId
 from rlinf.comm.handle import TimeoutLike
 from rlinf.workers.errors import WorkerError
+from rlinf.workers.fingerprint import combined, marks_of
 
 __all__ = [
     "Published",
@@ -29,7 +31,6 @@ __all__ = [
     "WeightsCorrupt",
     "WeightsUnchanged",
     "WeightsUnknown",
-    "fingerprint",
 ]
 
 SERVICE = "weights"
@@ -48,18 +49,34 @@ class WeightsUnchanged(WorkerError):
 
 
 class WeightsCorrupt(WorkerError):
-    """What arrived is not what was published. The old version goes on serving."""
+    """What arrived, or what is served after loading it, is not what was published."""
 
     FIELDS = ("version", "expected", "found")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version of the weights. `state` is a snapshot which nobody changes."""
+    """A version of the weights.
+
+    Attributes:
+        version: Its number.
+        fingerprint: Of all tensors together.
+        marks: The fingerprint of each tensor.
+        state: Those tensors that are asked for: a snapshot which nobody changes.
+    """
 
     version: int
     fingerprint: str
+    marks: Mapping[str, str] = field(repr=False)
     state: Mapping[str, Tensor] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a receiver asks for: `version` or a newer one (None: any), beyond the marks it has."""
+
+    version: int | None
+    marks: Mapping[str, str]
 
 
 class WeightTarget(Protocol):
@@ -69,18 +86,11 @@ class WeightTarget(Protocol):
     def version(self) -> int:
         """The version that is serving."""
 
+    def state(self) -> Mapping[str, Tensor]:
+        """The weights that are serving."""
+
     def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Copy the tensors in place, all or none of them."""
-
-
-def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """A hash of the names, dtypes, shapes and bytes; the order of the names does not matter."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(state):
-        tensor = state[name].detach().cpu()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+        """Copy the tensors in place, all or none of them, and serve them as this version."""
 
 
 class WeightPublisher:
@@ -95,11 +105,15 @@ class WeightPublisher:
     def publish(self, state: Mapping[str, Tensor], version: int) -> Published:
         """Make a snapshot of `state` the latest version. Publishing it again changes nothing.
 
+        Memory is needed for the tensors that changed only. When it fails the version before stays
+        the latest one.
+
         Raises:
             WeightsUnchanged: The version grew but not a byte is different (the optimiser's step did
                 not reach these weights), or the same version now has other bytes.
         """
-        mark, last = fingerprint(state), self._latest
+        marks, last = marks_of(state), self._latest
+        mark = combined(marks)
         if last is not None and (version > last.version) == (mark == last.fingerprint):
             raise WeightsUnchanged(
                 f"weights of version {version} have the fingerprint {mark}, and version "
@@ -108,11 +122,21 @@ class WeightPublisher:
                 version=version,
                 fingerprint=mark,
             )
-        if last is None or version > last.version:
-            last = Published(version, mark, {n: self._copy(t) for n, t in state.items()})
-            with self._lock:
-                self._latest = last
-        return last
+        if last is not None and version <= last.version:
+            return last
+        latest = Published(version, mark, marks, self._snapshot(state, marks, last))
+        with self._lock:
+            self._latest = latest
+        return latest
+
+    def _snapshot(
+        self, state: Mapping[str, Tensor], marks: Mapping[str, str], last: Published | None
+    ) -> Mapping[str, Tensor]:
+        """Copies of the tensors; those that are as they were keep their copy."""
+        kept: dict[str, Tensor] = {}
+        if last is not None:
+            kept = {n: t for n, t in last.state.items() if last.marks[n] == marks.get(n)}
+        return {n: kept[n] if n in kept else self._copy(t) for n, t in state.items()}
 
     def _copy(self, tensor: Tensor) -> Tensor:
         copy: Tensor = self._endpoint.empty(tuple(tensor.shape), tensor.dtype)
@@ -121,16 +145,19 @@ class WeightPublisher:
         return copy
 
     def _answer(self, request: Request) -> None:
-        wanted: int | None = request.payload
+        wanted: Wanted = request.payload
         with self._lock:
             latest = self._latest
-        if latest is None or (wanted is not None and latest.version < wanted):
+        if latest is None or (wanted.version is not None and latest.version < wanted.version):
             have = "nothing" if latest is None else f"version {latest.version}"
-            text = f"{self._endpoint.id} has published {have}; {request.source} asked for {wanted}"
+            asked = "weights" if wanted.version is None else f"version {wanted.version}"
+            text = f"{self._endpoint.id} has published {have}; {request.source} asked for {asked}"
             known = None if latest is None else latest.version
-            request.fail(WeightsUnknown(text, wanted=wanted, latest=known))
-        else:
-            request.reply(latest)
+            request.fail(WeightsUnknown(text, wanted=wanted.version, latest=known))
+            return
+        marks = latest.marks
+        missing = {n: t for n, t in latest.state.items() if wanted.marks.get(n) != marks[n]}
+        request.reply(Published(latest.version, latest.fingerprint, marks, missing))
 
 
 class WeightReceiver:
@@ -138,12 +165,12 @@ class WeightReceiver:
 
     def __init__(self, endpoint: Endpoint, target: WeightTarget) -> None:
         self._endpoint, self._target = endpoint, target
-        self._serving = ""
+        self._marks: Mapping[str, str] = {}
 
     @property
     def fingerprint(self) -> str:
         """Of the weights that were fetched last; empty before."""
-        return self._serving
+        return combined(self._marks) if self._marks else ""
 
     def fetch(
         self, trainer: str | WorkerId, version: int | None = None, timeout: TimeoutLike = DEFAULT
@@ -155,16 +182,23 @@ class WeightReceiver:
             WeightsCorrupt: The bytes that arrived are not those that were published.
             rlinf.comm.CommError: The trainer could not be reached in time.
         """
-        answer = self._endpoint.call(SERVICE, version, to=trainer, timeout=timeout)
+        wanted = Wanted(version, self._marks)
+        answer = self._endpoint.call(SERVICE, wanted, to=trainer, timeout=timeout)
         latest = answer.result(timeout)
         if not isinstance(latest, Published):
             raise WeightsCorrupt(f"{trainer} answered {type(latest).__name__} in place of weights")
-        if latest.fingerprint != self._serving:
-            self._load(latest, str(trainer))
+        self._check(latest, str(trainer))
+        # Until all of it is known to be served, nothing is: after a failure all is sent again.
+        self._marks = {}
+        self._target.load_state(latest.state, latest.version)
+        self._check_served(latest)
+        self._marks = latest.marks
         return latest
 
-    def _load(self, latest: Published, trainer: str) -> None:
-        found = fingerprint(latest.state)
+    def _check(self, latest: Published, trainer: str) -> None:
+        """What arrived is what was published, and with what is here it is the whole version."""
+        arrived = marks_of(latest.state)
+        found = combined({n: arrived.get(n, self._marks.get(n, "")) for n in latest.marks})
         if found != latest.fingerprint:
             raise WeightsCorrupt(
                 f"version {latest.version} from {trainer} arrived with the fingerprint {found} in "
@@ -173,5 +207,16 @@ class WeightReceiver:
                 expected=latest.fingerprint,
                 found=found,
             )
-        self._target.load_state(latest.state, latest.version)
-        self._serving = found
+
+    def _check_served(self, latest: Published) -> None:
+        """The engine serves what it was given, in its own dtype."""
+        serving = self._target.state()
+        for name, value in latest.state.items():
+            served = serving[name]
+            if not torch.equal(served, value.to(served.device, served.dtype)):
+                raise WeightsCorrupt(
+                    f"{self._endpoint.id} loaded version {latest.version}, but its engine still "
+                    f"serves another {name}: it must copy weights in place, into the tensors that "
+                    "it computes with",
+                    version=latest.version,
+                )

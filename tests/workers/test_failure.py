@@ -1,11 +1,12 @@
 """Workers that die: a restartable one is replaced with nothing lost, another one ends the job."""
 
+import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rlinf.workers import Cluster, ClusterConfig, StageError, WorkerDied
@@ -28,22 +29,30 @@ def undisturbed() -> list[Any]:
     return run("inline", {})
 
 
-@pytest.mark.parametrize("name", ["sampler", "scorer"])
-@pytest.mark.parametrize("kind", ["kill", "crash", "exit"])
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sampler", "kill"),
+        slow("scorer", "kill"),
+        slow("sampler", "crash"),
+        slow("scorer", "exit"),
+        slow("sampler", "stop"),
+    ],
+)
 def test_a_stage_worker_that_dies_is_replaced(undisturbed: list[Any], name: str, kind: str) -> None:
     """With what it had not committed redone, and all that it had committed kept."""
-    fault = Fault(kind, prompts(1, 12)[5])
-    assert run("ray", {name: fault}) == undisturbed
-
-
-def test_a_stage_worker_that_is_stopped_is_replaced(undisturbed: list[Any]) -> None:
-    assert run("ray", {"sampler": Fault("stop", prompts(1, 12)[5])}) == undisturbed
+    assert run("ray", {name: Fault(kind, prompts(1, 12)[5])}) == undisturbed
 
 
 def test_a_thread_that_ends_is_replaced_too(undisturbed: list[Any]) -> None:
     assert run("inline", {"sampler": Fault("exit", prompts(2, 12)[5])}) == undisturbed
 
 
+@pytest.mark.slow
 def test_two_at_once(undisturbed: list[Any]) -> None:
     faults = {
         "sampler": Fault("kill", prompts(1, 12)[3]),
@@ -62,7 +71,11 @@ def test_a_worker_that_dies_again_and_again_ends_the_job() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("kill", "killed from outside"), ("crash", "crashed with SIGSEGV"), ("exit", "code 3")],
+    [
+        ("kill", "killed from outside"),
+        slow("crash", "crashed with SIGSEGV"),
+        slow("exit", "exited with code 3"),
+    ],
 )
 def test_the_death_of_one_with_state_ends_the_job(kind: str, words: str) -> None:
     started = time.monotonic()
@@ -73,14 +86,17 @@ def test_the_death_of_one_with_state_ends_the_job(kind: str, words: str) -> None
     assert error.worker == "learner/0" and error.pid
     assert f"worker learner/0 (process {error.pid}) died" in str(error)
     assert words in str(error) and "not restarted" in str(error)
-    assert not Path(f"/proc/{error.pid}").exists()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(error.pid).wait(10)
 
 
+@pytest.mark.slow
 def test_an_error_in_a_stage_is_nobodys_death() -> None:
     with pytest.raises(StageError, match=r"scorer/0.score raised ValueError: item 10005 is bad"):
         run("ray", {"scorer": Fault("raise", prompts(1, 12)[5])})
 
 
+@pytest.mark.slow
 def test_a_worker_killed_between_steps_is_replaced(undisturbed: list[Any]) -> None:
     shared_ray()
     with Cluster(CONFIG, "ray") as cluster:

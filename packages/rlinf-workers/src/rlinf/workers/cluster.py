@@ -166,7 +166,7 @@ class Cluster:
         """
         made = tuple(self.channel(f"{name}.{step}", config) for name in names)
         with self._lock:
-            self._channels.update((channel.name, (step, channel)) for channel in made)
+            self._channels.update((channel.ref.name, (step, channel)) for channel in made)
         return made
 
     def add_sink(self, sink: RecordSink) -> None:
@@ -221,7 +221,7 @@ class Cluster:
                 channel.delete()
             except ChannelBusy:  # another group reads from it too, and is not done
                 with self._lock:
-                    self._channels[channel.name] = (flow.iteration, channel)
+                    self._channels[flow.input.name] = (flow.iteration, channel)
 
     def _background(self, function: Callable[[Flow], None], flow: Flow) -> Handle[None]:
         """Run what may block away from the dispatching thread that asks for it."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 Factory = Callable[[int], Program]
 """Makes the program of a worker's incarnation."""
-LAST_WORDS_S = 2.0
+LAST_WORDS_S = 5.0
 """How long to wait for the launcher's account of a death before making do with our own."""
 
 
@@ -134,7 +134,6 @@ class Controller:
         for number, pending in list(self._calls.items()):
             text = f"{pending.handle.what}: the cluster was closed before it was done"
             self._fail(number, ClusterClosed(text))
-        seats = [seat for seat in self._seats.values() if seat.process is not None]
         if self.failure is None:
             for worker in self._seats:
                 if self._core.is_running(worker):
@@ -143,10 +142,10 @@ class Controller:
             grace_s = 0.0
         self._hands.shutdown(wait=True, cancel_futures=True)
         deadline = time.monotonic() + grace_s
-        for seat in seats:
-            assert seat.process is not None
-            if not seat.process.join(max(0.0, deadline - time.monotonic())):
-                seat.process.kill()
+        for process in [seat.process for seat in self._seats.values()]:
+            left = max(0.0, deadline - time.monotonic())
+            if process is not None and not process.join(left):
+                process.kill()
         self._clock.join()
 
     # -- what comes in ----------------------------------------------------------------------------
@@ -210,14 +209,15 @@ class Controller:
         elif isinstance(command, sv.Fail):
             self._fail(command.call, command.error)
         elif isinstance(command, sv.Launch):
+            if command.incarnation:
+                log.warning("%s died: %s. It is started again", command.worker, command.cause)
             self._hands_do(self._launch, command)
         elif isinstance(command, sv.Kill):
-            log.warning("%s died: %s", command.worker, command.cause)
             self._hands_do(_kill, self._seats[command.worker].process)
         elif isinstance(command, sv.Ping):
             self._ping(command)
         else:
-            log.error("the job was stopped: %s", command.error)
+            log.debug("the job was stopped: %s", command.error)
             for seat in self._seats.values():
                 seat.started.set_error(command.error)
                 self._hands_do(_kill, seat.process)

@@ -9,22 +9,24 @@ difference in the program. A worker killed at any point loses nothing and repeat
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf.channel import Channel, ChannelClosed, DeviceLock, Lease
+from rlinf.channel import Channel, ChannelClosed, DeviceLock, Full, Lease
 from rlinf.channel import Timeout as ChannelTimeout
 from rlinf.workers.base import WorkerBase
 from rlinf.workers.messages import Call, Flow
 from rlinf.workers.records import ChunkRecord, StageReport
-from rlinf.workers.stage import Stage, stages
+from rlinf.workers.stages import Stage, stages
 
 __all__ = ["StageRunner"]
 
 Output = tuple[Any, float]
 LOOK_S = 1.0
 """How often a wait for a chunk looks whether the call was given up."""
+ROOM_S = 10.0
+"""The same for a wait for room in the output channel."""
 
 
 class StageRunner:
@@ -54,8 +56,9 @@ class StageRunner:
         source = call.flow.input.open(endpoint)
         target = call.flow.output.open(endpoint) if call.flow.output is not None else None
         work = _Work(call, call.flow, self._stages[call.method], check, source, target)
-        while (lease := self._next(work)) is not None:
-            with lease:
+        while (chunk := self._next(work)) is not None:
+            lease, ending = chunk
+            with ending:
                 self._do(work, lease)
         if work.mark.finish and not work.finished:
             with self._hold(work):
@@ -69,17 +72,21 @@ class StageRunner:
             result=work.result,
         )
 
-    def _next(self, work: "_Work") -> Lease | None:
-        """The next chunk; None where no more will come."""
+    def _next(self, work: "_Work") -> tuple[Lease, ExitStack] | None:
+        """The next chunk and what ends its lease; None where no more will come."""
         work.waiting_since = time.monotonic()
+        ending = ExitStack()
         while True:
             work.check()
             try:
-                return work.source.lease_batch(max_items=self._chunk, timeout=LOOK_S)
+                lease = ending.enter_context(
+                    work.source.lease_batch(max_items=self._chunk, timeout=LOOK_S)
+                )
             except ChannelTimeout:
                 continue
             except ChannelClosed:
                 return None
+            return lease, ending
 
     def _do(self, work: "_Work", lease: Lease) -> None:
         items = list(lease)
@@ -96,7 +103,7 @@ class StageRunner:
                 self._finish(work)
         if not isinstance(answer, Iterator):
             if work.target is not None:
-                lease.commit(outputs, to=work.target)
+                _commit(work, lease, lease.held, outputs)
                 record.emit([output for output, _ in outputs])
             else:
                 work.values.append(answer)
@@ -113,7 +120,7 @@ class StageRunner:
                 raise ValueError(f"yielded item {index}, which is not one of {sorted(left)}")
             left.remove(index)
             if work.target is not None:
-                lease.commit_items([index], [(output, weight)], to=work.target)
+                _commit(work, lease, [index], [(output, weight)])
                 record.emit([output])
         if left:
             raise ValueError(f"ended without an output for the items {sorted(left)} of its chunk")
@@ -177,8 +184,8 @@ class _Open:
             worker=worker,
             stage=work.call.method,
             iteration=work.flow.iteration,
-            input=work.source.name,
-            output=work.target.name if work.target is not None else "",
+            input=work.flow.input.name,
+            output=work.flow.output.name if work.flow.output is not None else "",
             start=self._started,
             end=self._now(),
             waited_s=self._leased - work.waiting_since,
@@ -191,6 +198,18 @@ class _Open:
 
     def _now(self) -> float:
         return self._started + time.monotonic() - self._began
+
+
+def _commit(work: "_Work", lease: Lease, indexes: Sequence[int], outputs: Sequence[Output]) -> None:
+    """Pass outputs on; wait for as long as those downstream take to make room."""
+    assert work.target is not None
+    while True:
+        try:
+            lease.commit_items(indexes, outputs, work.target, timeout=ROOM_S)
+        except Full:
+            work.check()
+        else:
+            return
 
 
 def _outputs(answer: Any, items: int) -> list[Output]:

@@ -23,7 +23,7 @@ from rlinf.workers.devices import rank_devices
 from rlinf.workers.errors import Aborted, MethodUnknown
 from rlinf.workers.messages import Call, Flow
 from rlinf.workers.process import WorkerProgram
-from rlinf.workers.stage import public_methods, stages
+from rlinf.workers.stages import public_methods, stages
 
 __all__ = ["Group", "Method", "WorkerGroup", "wait_all"]
 

@@ -128,10 +128,11 @@ Event = Join | Submit | Forget | Started | Answered | Heard | Died | Tick
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start a process for this incarnation."""
+    """Start a process for this incarnation; `cause`: how the one before died."""
 
     worker: str
     incarnation: int
+    cause: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +274,7 @@ class Supervision:
         member.deaths += 1
         member.incarnation += 1
         member.running, member.since, member.pid = False, now, None
-        yield Launch(event.worker, member.incarnation)
+        yield Launch(event.worker, member.incarnation, event.cause)
 
     def _stop(self, error: WorkerError) -> Iterator[Command]:
         self._stopped = error

@@ -18,7 +18,7 @@ from typing import Self
 from rlinf.workers.base import Context, WorkerBase
 from rlinf.workers.cluster import Cluster
 from rlinf.workers.group import Group
-from rlinf.workers.stage import stage
+from rlinf.workers.stages import stage
 
 __all__ = ["Context", "Worker", "stage"]
 

@@ -15,16 +15,16 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rlinf.workers.roles import GenerationRequest, Group, Sampling, Score, ScoredGroup
+from rlinf.workers.engines.rule_reward import RuleReward, judge_reasoning_gym
+from rlinf.workers.roles import GenerationRequest, Sampling
 
-__all__ = ["CharTokenizer", "Task", "TaskConfig", "Tokenizer", "make_task"]
+__all__ = ["CharTokenizer", "PretrainedTokenizer", "Task", "TaskConfig", "Tokenizer"]
 
 Ids = npt.NDArray[np.int32]
 Pair = tuple[Ids, Ids]
 Entry = dict[str, Any]
 HELD_OUT_BELOW = 51
 """A prompt is held out where the first byte of its hash is below this: one in five."""
-FULL_SCORE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,25 @@ class CharTokenizer:
         return "".join("\n" if i == self.END else self.CHARACTERS[i - 3] for i in ids if i >= 2)
 
 
+class PretrainedTokenizer:
+    """A transformers tokenizer. A line's end ends a response, as does the model's own end."""
+
+    banned_ids: tuple[int, ...] = ()
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.stop_ids: tuple[int, ...] = (self.encode("\n")[-1], tokenizer.eos_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; the model's own end becomes a newline."""
+        ended = [self.stop_ids[0] if i == self.stop_ids[1] else i for i in ids]
+        return str(self._tokenizer.decode(ended))
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One prompt, its right answer as a response would say it, and the entry that judges."""
@@ -105,7 +124,7 @@ class Kind:
 
 
 class Task:
-    """Prompts for rollouts, pairs for supervised steps, and a `RewardEngine` in one."""
+    """Prompts for rollouts, pairs for supervised steps, and the reward of responses."""
 
     def __init__(self, config: TaskConfig, tokenizer: Tokenizer) -> None:
         import reasoning_gym
@@ -146,19 +165,11 @@ class Task:
         while True:
             yield [self._demonstration(rng) for _ in range(batch)]
 
-    def score(self, groups: Sequence[Group]) -> list[ScoredGroup]:
-        """See `RewardEngine`: 1.0 where a response is right and ended by itself, else 0.0."""
-        return [
-            ScoredGroup.of(group, [Score(self._verdict(group, i)) for i in range(group.n)])
-            for group in groups
-        ]
-
-    def _verdict(self, group: Group, sample: int) -> float:
-        answer = self._kind.read(self.tokenizer.decode(group.response(sample).tolist()))
-        if answer is None:
-            return 0.0
-        score = self._dataset.score_answer(answer, self.items[group.item].entry)
-        return float(score >= FULL_SCORE)
+    def reward(self) -> RuleReward:
+        """Judges responses: 1.0 where one is right and ended by itself, else 0.0."""
+        entries = {i: item.entry for i, item in enumerate(self.items)}
+        judge = judge_reasoning_gym(self._dataset, entries, self._kind.read)
+        return RuleReward(self.tokenizer.decode, judge)
 
     def _demonstration(self, rng: random.Random) -> Pair:
         item = self.items[rng.choice(self.train)]
@@ -170,11 +181,6 @@ class Task:
         ids = self.tokenizer.encode(text)
         begins = prompt and isinstance(self.tokenizer, CharTokenizer)
         return np.array([CharTokenizer.BEGIN, *ids] if begins else ids, np.int32)
-
-
-def make_task(config: TaskConfig, tokenizer: Tokenizer) -> Task:
-    """The task; the same configuration makes the same items in every process."""
-    return Task(config, tokenizer)
 
 
 def _is_held_out(prompt: str) -> bool:
@@ -209,7 +215,7 @@ def _sum_item(entry: Entry) -> Item:
 
 
 def _read_sum(response: str) -> str | None:
-    found = re.fullmatch(r"\s*(-?\d+)(?:\n|<\|im_end\|>)", response)
+    found = re.fullmatch(r"\s*(-?\d+)\n", response)
     return found[1] if found else None
 
 

@@ -41,6 +41,7 @@ class Summary:
     tokens_per_s: float
     """Generated tokens over the seconds of all steps."""
     seconds: float
+    """From the opening of the run to its end, starting the workers and a warm-up included."""
     plan: str
     """The kind of plan: temporal, spatial, hybrid or single."""
     peak_rss_bytes: int
@@ -76,7 +77,7 @@ class Run:
         self._plan = plan
         self._board = SummaryWriter(str(folder))
         self._rewards: list[float] = []
-        self._tokens = 0.0
+        self._tokens = self._step_seconds = 0.0
         self._peak_rss_bytes = 0
         self._started = self._step_started = time.monotonic()
         self._stepping = self._stopping = False
@@ -142,6 +143,7 @@ class Run:
             self._board.add_scalar(name, value, step)
         self._rewards.append(metrics["reward"])
         self._tokens += metrics["tokens"]
+        self._step_seconds += seconds
         self._peak_rss_bytes = max(self._peak_rss_bytes, _resident_bytes())
         shown = (
             f"reward {_mean(self._rewards[-SMOOTHED_STEPS:]):.3f}"
@@ -157,7 +159,7 @@ class Run:
             steps=len(self._rewards),
             reward_first=_mean(self._rewards[:SMOOTHED_STEPS]),
             reward_last=_mean(self._rewards[-SMOOTHED_STEPS:]),
-            tokens_per_s=self._tokens / seconds,
+            tokens_per_s=self._tokens / max(self._step_seconds, 1e-9),
             seconds=seconds,
             plan=self._plan.kind,
             peak_rss_bytes=self._peak_rss_bytes,

@@ -1,0 +1,43 @@
+"""The trainer of this app: it can warm up on demonstrations before it learns from rewards."""
+
+from collections.abc import Callable
+
+from settings import RlhfConfig, SftConfig
+from tasks import Task
+
+from rlinf.workers.engines.torch_generate import TorchGenerate
+from rlinf.workers.hosts import TrainerWorker
+from rlinf.workers.roles import Group
+
+__all__ = ["Actor"]
+
+
+class Actor(TrainerWorker):
+    """`TrainerWorker` with a supervised start."""
+
+    def warm_up(self, config: RlhfConfig) -> float:
+        """Imitate demonstrations until sampled held-out answers are right often enough.
+
+        Returns that share of right answers, 0 to 1, as it was measured last.
+        """
+        sft, task = config.sft, config.make_task()
+        batches = task.demonstrations(config.seed, sft.batch)
+        look = self._look(config, sft, task)
+        accuracy = look(0)
+        for step in range(1, sft.steps + 1):
+            self._engine.sft_step(next(batches), sft.optimiser)
+            if step % sft.every == 0 and (accuracy := look(step)) >= sft.stop_at:
+                break
+        return accuracy
+
+    def _look(self, config: RlhfConfig, sft: SftConfig, task: Task) -> Callable[[int], float]:
+        engine, reward = TorchGenerate(self._engine.model, config.rollout.engine), task.reward()
+        sampling, limit = config.sampling(task), config.rollout.max_new_tokens
+
+        def look(step: int) -> float:
+            asked = task.requests(f"sft{step}", task.held_out, sampling, sft.samples, limit)
+            groups: list[Group] = list(engine.generate(asked))
+            rewards = [scored.rewards.mean() for scored in reward.score(groups)]
+            return float(sum(rewards) / len(rewards))
+
+        return look

@@ -1,0 +1,123 @@
+"""The keys of this app's configuration, and what follows from them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenizer
+
+from rlinf.comm import CommConfig
+from rlinf.sched import FlowGraph
+from rlinf.workers import ClusterConfig
+from rlinf.workers.engines.models import ModelSpec, load_tokenizer
+from rlinf.workers.engines.optimiser import OptimiserConfig
+from rlinf.workers.engines.torch_generate import GenerateConfig
+from rlinf.workers.engines.torch_trainer import TrainerConfig
+from rlinf.workers.roles import RewardEngine, Sampling
+
+__all__ = ["CONFIG", "FLOW", "RlhfConfig", "RolloutConfig", "SftConfig"]
+
+CONFIG = Path(__file__).with_name("config.yaml")
+FLOW = FlowGraph.chain("rollout", "trainer")
+"""The stages that need devices of their own; scoring by rule runs beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SftConfig:
+    """The supervised start, which makes a model that is right now and then.
+
+    Attributes:
+        steps: At most so many steps; 0: none.
+        batch: Demonstrations a step.
+        stop_at: Stop when so many of the sampled held-out answers are right.
+        every: Steps between two looks at that.
+        samples: Sampled answers for each held-out prompt.
+        optimiser: Its own AdamW.
+    """
+
+    steps: int = 400
+    batch: int = 256
+    stop_at: float = 0.3
+    every: int = 10
+    samples: int = 4
+    optimiser: OptimiserConfig = field(
+        default_factory=lambda: OptimiserConfig(
+            lr=1e-3, warmup_steps=20, beta2=0.98, weight_decay=0.01
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutConfig:
+    """What is sampled in a step.
+
+    Attributes:
+        prompts: Prompts a step.
+        samples: Responses for each.
+        max_new_tokens: Bound on a response.
+        temperature: Of the sampling.
+        dtype: In which the rollout computes.
+        engine: Limits of the embedded engine.
+    """
+
+    prompts: int = 32
+    samples: int = 16
+    max_new_tokens: int = 5
+    temperature: float = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    engine: GenerateConfig = field(default_factory=GenerateConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class RlhfConfig:
+    """Everything about a run.
+
+    Attributes:
+        model: A preset of config.yaml, or the path of a transformers model folder.
+        launcher: ray: a process a worker; inline: all in this process.
+        plan: temporal, spatial, or the path of a saved plan.
+        steps: Optimiser steps.
+        seed: Of weights, prompts, demonstrations and sampling.
+        folder: Where the run is written; runs/rlhf/<time> by default.
+    """
+
+    model: str = "tiny"
+    launcher: Literal["ray", "inline"] = "ray"
+    plan: str = "temporal"
+    steps: int = 60
+    seed: int = 0
+    folder: Path | None = None
+    task: TaskConfig = field(default_factory=TaskConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    communication: CommConfig = field(default_factory=CommConfig)
+
+    def model_spec(self, dtype: Literal["float32", "bfloat16"] = "float32") -> ModelSpec:
+        """The model to build."""
+        if self.model == "tiny":
+            return ModelSpec("tiny", seed=self.seed, vocab_size=CharTokenizer.size, dtype=dtype)
+        if self.model == "smollm2":
+            return ModelSpec("smollm2", dtype=dtype)
+        return ModelSpec("folder", path=Path(self.model), dtype=dtype)
+
+    def make_task(self) -> Task:
+        """The task with the model's tokenizer."""
+        tokenizer: Tokenizer = CharTokenizer()
+        if self.model != "tiny":
+            tokenizer = PretrainedTokenizer(load_tokenizer(self.model_spec()))
+        return Task(self.task, tokenizer)
+
+    def make_reward(self) -> RewardEngine:
+        """What judges responses; called where the reward runs."""
+        return self.make_task().reward()
+
+    def sampling(self, task: Task) -> Sampling:
+        """How responses are drawn."""
+        return Sampling(
+            temperature=self.rollout.temperature,
+            stop_ids=task.tokenizer.stop_ids,
+            banned_ids=task.tokenizer.banned_ids,
+            seed=self.seed,
+        )

@@ -1,0 +1,238 @@
+"""The main job, as a user starts it: a program of its own, real processes, real files."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MAIN = ROOT / "apps" / "rlhf" / "main.py"
+SHORT = ("steps=3", "sft.steps=20", "rollout.prompts=8", "rollout.samples=8")
+
+
+def run(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(MAIN), *arguments], capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def tree(pid: int) -> dict[int, psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return {p.pid: p for p in [root, *root.children(recursive=True)]}
+    except psutil.NoSuchProcess:
+        return {}
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Return when the file has that many lines; fail when the process ends before."""
+    deadline = time.monotonic() + 200
+    while not path.exists() or path.read_text().count("\n") < count:
+        if process.poll() is not None:
+            pytest.fail(f"it ended with {process.returncode}: {process.communicate()}")
+        assert time.monotonic() < deadline, "no progress"
+        time.sleep(0.1)  # polls a file that another program writes
+
+
+class Started:
+    """The app in a process group of its own, and everything that ever descended from it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, str(MAIN), f"folder={folder}", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.seen: dict[int, psutil.Process] = {}
+
+    def wait_for_steps(self, count: int) -> None:
+        wait_for_lines(self.folder / "metrics.jsonl", count, self.process)
+        self.seen.update(tree(self.process.pid))
+
+    def worker(self, group: str) -> psutil.Process:
+        """The process that runs rank 0 of a group, by the name in its title."""
+        self.seen.update(tree(self.process.pid))
+        found = [p for p in self.seen.values() if p.is_running() and named(p, group)]
+        assert len(found) == 1, [p.cmdline() for p in self.seen.values() if p.is_running()]
+        return found[0]
+
+    def end(self, timeout_s: float) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+    def left_behind(self) -> list[str]:
+        """What still runs of all that was seen, after a short time to be reaped."""
+        _, alive = psutil.wait_procs(list(self.seen.values()), timeout=10)
+        return [" ".join(p.cmdline()) for p in alive]
+
+
+def named(process: psutil.Process, group: str) -> bool:
+    try:
+        return f"{group}/0" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[Started]]:
+    jobs: list[Started] = []
+    yield jobs
+    for job in jobs:
+        if job.process.poll() is None:
+            os.killpg(job.process.pid, signal.SIGKILL)
+            job.process.communicate()
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in metrics(folder)]
+
+
+def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = run(f"folder={tmp_path}", "launcher=inline", *SHORT)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert list(summary) == [
+        "steps",
+        "reward_first",
+        "reward_last",
+        "tokens_per_s",
+        "seconds",
+        "plan",
+        "peak_rss_bytes",
+    ]
+    assert summary["steps"] == 3 and summary["plan"] == "temporal"
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert len(metrics(tmp_path)) == 3
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert len(events.Scalars("reward")) == 3
+    again = run(f"folder={tmp_path / 'again'}", f"plan={tmp_path / 'plan.yaml'}", "launcher=inline", *SHORT)
+    assert again.returncode == 0, again.stderr
+    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_execution_of_the_program_gives_the_same_losses(tmp_path: Path) -> None:
+    runs = {}
+    for launcher in ("inline", "ray"):
+        for plan in ("temporal", "spatial"):
+            folder = tmp_path / f"{launcher}-{plan}"
+            done = run(f"folder={folder}", f"launcher={launcher}", f"plan={plan}", *SHORT)
+            assert done.returncode == 0, done.stderr
+            runs[launcher, plan] = losses(folder)
+    reference = runs["inline", "temporal"]
+    assert any(abs(loss) > 1e-4 for loss in reference)
+    for execution, found in runs.items():
+        assert found == pytest.approx(reference, rel=1e-4, abs=1e-6), execution
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_tiny_model_learns(tmp_path: Path, seed: int) -> None:
+    done = run(f"folder={tmp_path}", f"seed={seed}", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["reward_first"] < 0.50
+    assert summary["reward_last"] > 0.70
+    assert summary["reward_last"] - summary["reward_first"] > 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_rollout_worker_is_replaced_and_the_run_ends_well(
+    tmp_path: Path, started: list[Started]
+) -> None:
+    job = Started(tmp_path, "steps=30", "sft.steps=20")
+    started.append(job)
+    job.wait_for_steps(3)
+    victim = job.worker("rollout")
+    victim.kill()
+    code, _, err = job.end(200)
+    assert code == 0, err
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    assert {line["scored"] for line in lines} == {32 * 16}, "a sample was lost or came twice"
+    assert job.left_behind() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_trainer_stops_the_run_with_the_cause_last(
+    tmp_path: Path, started: list[Started]
+) -> None:
+    job = Started(tmp_path, "steps=1000", "sft.steps=20")
+    started.append(job)
+    job.wait_for_steps(3)
+    job.worker("trainer").kill()
+    code, _, err = job.end(60)
+    assert code == 1
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and "trainer/0" in last
+    assert "Traceback" not in err
+    assert job.left_behind() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("launcher", ["inline", "ray"])
+def test_one_interrupt_ends_after_the_step(
+    tmp_path: Path, started: list[Started], launcher: str
+) -> None:
+    job = Started(tmp_path, f"launcher={launcher}", "steps=1000", "sft.steps=20")
+    started.append(job)
+    job.wait_for_steps(3)
+    os.killpg(job.process.pid, signal.SIGINT)
+    code, _, err = job.end(60)
+    assert code == 0, err
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert 3 <= summary["steps"] == len(metrics(tmp_path)) < 1000
+    assert job.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trainer.lrr=1",), "unknown key trainer.lrr: did you mean trainer.lr?"),
+        (("steps=soon",), "steps must be int"),
+        (("model=/no/such/model",), "/no/such/model"),
+        (("plan=nowhere.yaml",), "plan=nowhere.yaml"),
+        (("folder=/proc/none",), "cannot write the run folder /proc/none"),
+        (("communication.host=203.0.113.7", "launcher=inline"), "203.0.113.7"),
+        (("communication.pool_bytes=1000000000000000", "launcher=inline"), "pool"),
+    ],
+)
+def test_what_cannot_be_used_is_one_clear_error(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    folder = () if arguments[0].startswith("folder=") else (f"folder={tmp_path}",)
+    done = run(*folder, *arguments, *SHORT, timeout_s=60)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and message in last, done.stderr
+
+
+def test_help_teaches() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "plan=spatial" in done.stdout and "trainer.lr" in done.stdout

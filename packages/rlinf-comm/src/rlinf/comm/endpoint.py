@@ -18,6 +18,7 @@ from rlinf.comm.fork import guard
 from rlinf.comm.frame import MESSAGE, Outgoing
 from rlinf.comm.handle import DEFAULT, Default, Handle, TimeoutLike
 from rlinf.comm.host import host_id
+from rlinf.comm.lifecycle import DEAD_AFTER_S
 from rlinf.comm.mailbox import ANY, Any_
 from rlinf.comm.manager import ConnectionManager, Outfit
 from rlinf.comm.membership import Membership
@@ -388,6 +389,13 @@ class Endpoint:
         def look() -> None:
             if not handle.done() and self._refusal is None:
                 self._manager.want(who)
+                later = self._loop.call_later(DEAD_AFTER_S, give_up)
+                handle.add_done_callback(lambda _: later.cancel())
+
+        def give_up() -> None:
+            lost = self._manager.lost(who)
+            if lost is not None:
+                handle.set_error(lost)
 
         timer = self._loop.call_later(self.config.watch_s, look)
         handle.add_done_callback(lambda _: timer.cancel())

@@ -69,7 +69,8 @@ class Outgoing:
     Attributes:
         done: Completes when the buffers are no longer needed; None: they are copied if need be.
         cares: Fails if the frame cannot be sent; a frame whose `cares` is done is not sent.
-        staged: What a transport has prepared for sending it.
+        staged: Where a transport has put the buffers.
+        twin: A frame of the same content, whose `staged` serves this one as well.
     """
 
     __slots__ = (
@@ -83,6 +84,7 @@ class Outgoing:
         "service",
         "staged",
         "tag",
+        "twin",
     )
 
     def __init__(
@@ -105,6 +107,7 @@ class Outgoing:
         self.done: Handle[None] | None = None
         self.cares: Handle[Any] | None = None
         self.staged: Sequence[Staged] | None = None
+        self.twin: Outgoing | None = None
 
     def own(self) -> None:
         """Copy the buffers that the sender may change."""
@@ -125,6 +128,7 @@ class Outgoing:
             service=self.service,
         )
         other.staged = self.staged
+        other.twin = self
         return other
 
     def order(self) -> tuple[int, int, bytes]:

@@ -85,6 +85,7 @@ class Peer:
         self.tried: set[str] = set()
         self.asked = False
         self.activity = 0
+        self.down: life.Down | None = None
 
 
 class ConnectionManager:
@@ -180,6 +181,13 @@ class ConnectionManager:
         """The connection to a peer, if there is one."""
         peer = self._peers.get(to)
         return None if peer is None else peer.link
+
+    def lost(self, to: WorkerId) -> PeerLost | None:
+        """The error for a peer that was connected once and is not to be had any more."""
+        peer = self._peers.get(to)
+        if peer is None or peer.link is not None or peer.down is None:
+            return None
+        return self.lost_error(to, peer.down.epoch, peer.down.reason)
 
     def consumed(self, source: WorkerId, nbytes: int) -> None:
         """A message of this peer's was received; its window opens accordingly."""
@@ -329,6 +337,7 @@ class ConnectionManager:
         link.epoch = epoch
         peer.window = Window(self._outfit.window_bytes)
         peer.link = link
+        peer.down = None
         peer.asked = False
         peer.tried.clear()
         self._links[link.number] = peer
@@ -341,6 +350,7 @@ class ConnectionManager:
 
     def _down(self, peer: Peer, down: life.Down) -> None:
         peer.link = None
+        peer.down = None if down.idle else down
         if down.idle:
             if peer.waiting:
                 self._step(peer, life.Wanted())
@@ -505,10 +515,12 @@ class ConnectionManager:
                     peer.link.send(Outgoing(BYE))
 
     def is_busy(self) -> bool:
-        """Whether anything is still to leave."""
+        """Whether a message is still to leave (calls are not waited for: nobody hears them)."""
         with self._lock:
             return any(link.queued() for link in self._open.values()) or any(
-                peer.waiting for peer in self._peers.values()
+                frame.kind == MESSAGE and not (frame.cares is not None and frame.cares.done())
+                for peer in self._peers.values()
+                for frame in peer.waiting
             )
 
     def why_late(self, to: WorkerId, said: str, operation: str, limit: float | None) -> CommError:

@@ -105,10 +105,17 @@ class ShmLink(StreamLink):
 
     def stage(self, frame: Outgoing) -> bool:
         """Put the frame's buffers into the pool, once for all links of this endpoint."""
-        if frame.staged is None and frame.buffers:
-            frame.staged = self._transport.place(frame.buffers)
-            return frame.staged is not None
-        return True
+        if frame.staged is not None or not frame.buffers:
+            return True
+        twin = frame.twin
+        if twin is not None and twin.staged is not None:
+            frame.staged = twin.staged
+            return True
+        places = self._transport.place(frame.buffers)
+        frame.staged = places
+        if twin is not None:
+            twin.staged = places
+        return places is not None
 
     def _places(self, frame: Outgoing) -> Sequence[Placed]:
         return frame.staged or ()  # type: ignore[return-value]

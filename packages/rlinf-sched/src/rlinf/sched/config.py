@@ -27,7 +27,8 @@ class SearchConfig:
         exact_components: workflows of more components are searched with narrow fronts, and the
             plan's bound comes from a lower bound on any plan.
         beam: rows kept for each use of devices in a narrow front.
-        kind: only plans of this kind, "temporal" or "spatial"; empty: any.
+        kind: only plans of this kind, "temporal", "spatial" or "hybrid"; empty: any. The best
+            hybrid is the best one found, without a guarantee.
     """
 
     micro_batches: tuple[int, ...] = ()
@@ -42,8 +43,8 @@ class SearchConfig:
             raise ConfigError("micro_batches", f"must be positive, are {self.micro_batches}")
         if self.front_limit < 1:
             raise ConfigError("front_limit", f"must be positive, is {self.front_limit}")
-        if self.kind not in ("", "temporal", "spatial"):
-            raise ConfigError("kind", f"must be temporal or spatial, is {self.kind!r}")
+        if self.kind not in ("", "temporal", "spatial", "hybrid"):
+            raise ConfigError("kind", f"must be temporal, spatial or hybrid, is {self.kind!r}")
         if not 0 < self.tolerance < 1:
             raise ConfigError("tolerance", f"must be between 0 and 1, is {self.tolerance}")
 

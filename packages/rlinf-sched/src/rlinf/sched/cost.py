@@ -84,6 +84,9 @@ class CostModel:
         self.depth = [0] * count
         for i in range(count):
             self.depth[i] = max((self.depth[a] + 1 for a in bits(self.pred[i])), default=0)
+        self.height = [0] * count
+        for i in reversed(range(count)):
+            self.height[i] = max((self.height[b] + 1 for b in bits(self.succ[i])), default=0)
         self.chain = condensed.is_chain()
         self._tables: dict[tuple[int, str], dict[float, TimeTable]] = {}
         self._sizes: dict[tuple[int, int], Floats] = {}

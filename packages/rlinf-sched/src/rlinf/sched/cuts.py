@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from rlinf.sched.cost import CostModel, bits
 
+TWO_ORDERS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -27,12 +29,40 @@ def all_cuts(model: CostModel, members: int) -> Iterator[Cut]:
             yield _cut(model, first, members & ~first)
 
 
-def along_depth(model: CostModel, members: int) -> Iterator[Cut]:
-    """Only the beginnings of one topological order, by depth."""
-    first = 0
-    for i in sorted(bits(members), key=lambda i: (model.depth[i], i))[:-1]:
-        first |= 1 << i
-        yield _cut(model, first, members & ~first)
+def few_cuts(model: CostModel, members: int) -> Iterator[Cut]:
+    """The beginnings of a topological order, and each unconnected piece against the rest.
+
+    The order is by the longest way from the start; up to TWO_ORDERS components also by the
+    longest way to the end.
+    """
+    seen = {0, members}
+    inside = bits(members)
+    orders = [sorted(inside, key=lambda i: (model.depth[i], i))]
+    if len(model.names) <= TWO_ORDERS:
+        orders.append(sorted(inside, key=lambda i: (-model.height[i], i)))
+    for order in orders:
+        first = 0
+        for i in order:
+            first |= 1 << i
+            if first not in seen:
+                seen.add(first)
+                yield _cut(model, first, members & ~first)
+    for piece in _pieces(model, members):
+        if piece not in seen:
+            seen.add(piece)
+            yield _cut(model, piece, members & ~piece)
+
+
+def _pieces(model: CostModel, members: int) -> Iterator[int]:
+    left = members
+    while left:
+        piece, grown = 0, left & -left
+        while grown != piece:
+            piece = grown
+            for i in bits(piece):
+                grown |= (model.succ[i] | model.pred[i]) & members
+        yield piece
+        left &= ~piece
 
 
 def _cut(model: CostModel, first: int, second: int) -> Cut:

@@ -114,13 +114,14 @@ def best_of_kind(workflow: Workflow) -> dict[str, float]:
     found: dict[str, float] = {}
     best = search_model(model, SearchConfig())
     found[best.kind] = best.seconds or 0.0
-    for kind in ("temporal", "spatial"):
+    for kind in ("temporal", "spatial", "hybrid"):
         if kind not in found:
             try:
                 plan = search_model(model, SearchConfig(kind=kind))
             except InfeasibleError:
                 continue
-            found[kind] = evaluate(plan.root, model).seconds + sync
+            if plan.kind == kind:
+                found[kind] = evaluate(plan.root, model).seconds + sync
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 

@@ -1,5 +1,6 @@
 """Plans: frozen, readable, saved and loaded as YAML."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from rlinf.sched.errors import InfeasibleError, PlanError
 from rlinf.sched.graph import Component, FlowGraph
 from rlinf.sched.plan_document import FORMAT, plain_tree, read_tree
 from rlinf.sched.tree import Leaf, Loop, Parallel, Spatial, Temporal, Tree, draw, leaves, spans
+
+LISTED = 16
+"""So many devices are listed by name in a document, more only counted where that says the same."""
 
 Kind = Literal["hybrid", "single", "spatial", "temporal"]
 DeviceNames = Sequence[str] | int
@@ -67,7 +71,7 @@ class Plan:
     @property
     def kind(self) -> Kind:
         """Which of the four kinds of execution this is."""
-        return _kind(self.root)
+        return kind_of(self.root)
 
     def tree(self) -> str:
         """The plan as an indented text."""
@@ -125,7 +129,7 @@ class Plan:
         data: dict[str, object] = {
             "format": FORMAT,
             "batch": self.batch,
-            "devices": list(self.devices),
+            "devices": plain_devices(self.devices),
             "seconds": self.seconds,
         }
         if self.staleness:
@@ -173,6 +177,23 @@ def device_names(devices: DeviceNames) -> tuple[str, ...]:
         repeated = sorted({name for name in names if names.count(name) > 1})
         raise PlanError("devices", f"names repeat: {', '.join(repeated)}")
     return names
+
+
+def plain_devices(names: Sequence[str]) -> object:
+    """Device names for a document: counts by type where many are numbered from 0."""
+    counts = Counter(name.rpartition(":")[0] for name in names)
+    numbered = tuple(f"{kind}:{i}" for kind, count in counts.items() for i in range(count))
+    return dict(counts) if len(names) > LISTED and numbered == tuple(names) else list(names)
+
+
+def read_devices(node: Node) -> tuple[str, ...]:
+    """Device names from a list of them, from counts by type, or from a number."""
+    if isinstance(node.value, list):
+        return device_names([item.text() for item in node.items()])
+    if isinstance(node.value, Mapping):
+        counts = {kind: entry.integer(1) for kind, entry in node.entries().items()}
+        return tuple(f"{kind}:{i}" for kind, count in counts.items() for i in range(count))
+    return device_names(node.integer(1))
 
 
 def temporal_plan(graph: FlowGraph, devices: DeviceNames, batch: int) -> Plan:
@@ -238,7 +259,8 @@ def _fit(component: Component, devices: int) -> int:
     return size
 
 
-def _kind(tree: Tree) -> Kind:
+def kind_of(tree: Tree) -> Kind:
+    """Which of the four kinds of execution a tree is."""
     found: set[Kind] = set()
     waiting = [tree]
     while waiting:
@@ -257,11 +279,10 @@ def _read(node: Node) -> Plan:
     fields = node.fields(("batch", "devices", "tree"), ("format", "seconds", "staleness", "bound"))
     if "format" in fields and fields["format"].value != FORMAT:
         fields["format"].fail(f"expected {FORMAT!r}, found {fields['format'].value!r}")
-    devices = tuple(item.text() for item in fields["devices"].items())
     try:
         return Plan(
             root=read_tree(fields["tree"]),
-            devices=devices,
+            devices=read_devices(fields["devices"]),
             batch=fields["batch"].integer(1),
             seconds=fields["seconds"].number() if "seconds" in fields else None,
             staleness=fields["staleness"].integer() if "staleness" in fields else 0,

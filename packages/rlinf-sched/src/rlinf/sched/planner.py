@@ -14,10 +14,11 @@ from rlinf.sched.front import Front, Origin, join, prune
 from rlinf.sched.graph import FlowGraph
 from rlinf.sched.machine import Machine
 from rlinf.sched.pairing import side_by_side
-from rlinf.sched.plan import DeviceNames, Plan
+from rlinf.sched.plan import DeviceNames, Plan, kind_of
 from rlinf.sched.polish import polish
 from rlinf.sched.profile import Profile
-from rlinf.sched.searcher import Searcher, Task
+from rlinf.sched.searcher import Searcher
+from rlinf.sched.task import Task
 from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree
 
 COARSE = 7
@@ -28,6 +29,10 @@ MANY = 24
 
 CANDIDATES = 300
 """Plans of a workflow that is no chain which are laid out in time before the best is taken."""
+
+
+HYBRIDS = 3000
+"""Plans among which hybrids are looked for when those are asked for."""
 
 
 def search(
@@ -91,8 +96,13 @@ def candidates(
         front = searcher.best()
     front = front if len(front) or coarse is None else coarse
     ends = front.labels.x()
-    order = np.argsort(ends, kind="stable")[: 1 if model.chain else CANDIDATES]
-    return [(rebuild(front, int(row), None), np.inf if narrow else searcher.bound) for row in order]
+    order = np.argsort(ends, kind="stable")
+    bound = np.inf if narrow else searcher.bound
+    if config.kind == "hybrid":
+        trees = (rebuild(front, int(row), None) for row in order[:HYBRIDS])
+        return [(tree, np.inf) for tree in trees if kind_of(tree) == "hybrid"][:CANDIDATES]
+    shortlist = order[: 1 if model.chain else CANDIDATES]
+    return [(rebuild(front, int(row), None), bound) for row in shortlist]
 
 
 def _many(model: CostModel) -> bool:

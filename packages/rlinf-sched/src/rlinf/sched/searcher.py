@@ -11,13 +11,13 @@ import numpy as np
 
 from rlinf.sched import algebra, compose
 from rlinf.sched.algebra import Labels
-from rlinf.sched.compose import Wiring
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel, bits
-from rlinf.sched.cuts import Cut, all_cuts, along_depth
+from rlinf.sched.cuts import Cut, all_cuts, few_cuts
 from rlinf.sched.front import Front, Op, Origin, join, narrow, prune
 from rlinf.sched.machine import Counts
 from rlinf.sched.pairing import in_turn, side_by_side
+from rlinf.sched.task import Task, wiring
 
 SLACK = 1 + 1e-9
 
@@ -36,35 +36,12 @@ ALL_CUTS = 5
 IN_TURN = 4
 """With narrow fronts, most components of a group in turn within a pipeline."""
 
+HYBRID_SLACK = 3.0
+"""The best hybrid may be that much slower than the best plan."""
+
 DAG_SLACK = 1.25
 """Where departures meet, plans may be priced too high: those up to this factor above the best
 are laid out in time before one is chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A set of components, and those outside that its pipeline touches (bit masks).
-
-    Attributes:
-        takes: members fed by a pipelined neighbour.
-        gives: members that feed one.
-        parts: micro-batches of the segment.
-        beside: components idle in the memory of the same devices.
-        top: all resources are its own, and only its quickest plan matters.
-    """
-
-    members: int
-    takes: int = 0
-    gives: int = 0
-    parts: int = 1
-    beside: int = 0
-    top: bool = False
-
-    def part(self, members: int, fed: int, feeding: int) -> "Task":
-        """A part of the set, with further neighbours within the set."""
-        takes = (self.takes | fed) & members
-        gives = (self.gives | feeding) & members
-        return Task(members, takes, gives, self.parts, self.beside)
 
 
 @dataclass(slots=True)
@@ -133,7 +110,7 @@ class Searcher:
         """The cuts of a convex set that are looked at."""
         if members not in self._cuts:
             few = self.narrow and len(self.model.names) > ALL_CUTS
-            self._cuts[members] = tuple((along_depth if few else all_cuts)(self.model, members))
+            self._cuts[members] = tuple((few_cuts if few else all_cuts)(self.model, members))
         return self._cuts[members]
 
     # Single components
@@ -184,8 +161,10 @@ class Searcher:
         shape = Labels(np.zeros((0, 1)), bool(task.takes), bool(task.gives), task.parts)
         joined = join(found, _empty(shape), width)
         if task.top:
-            everything = self._is_root(task) and not self.model.chain
-            return joined if everything else _quickest(joined)
+            hybrid = self.config.kind == "hybrid"
+            if self._is_root(task) and (hybrid or not self.model.chain):
+                return joined
+            return _quickest(joined, each=hybrid)
         if self.narrow:
             return self._affordable(narrow(joined, self.config.beam), task)
         return self._affordable(prune(joined, self.config.front_limit, self.config.tolerance), task)
@@ -202,7 +181,7 @@ class Searcher:
         if self.narrow and piped and task.members.bit_count() > IN_TURN:
             return
         for cut in self.cuts(task.members):
-            wires = _wiring(task, cut, edge=False)
+            wires = wiring(task, cut, edge=False)
             for beside, op, switch_s in self._memory_ways(task, cut):
                 first = Task(cut.first, task.takes & cut.first, task.gives & cut.first,
                              task.parts, task.beside | beside & cut.second, task.top)  # fmt: skip
@@ -272,7 +251,7 @@ class Searcher:
                 continue
             q = self.front(second, blocks=block_last)
             rows = side_by_side(p, q, self._budget(task), task.top)
-            wires = _wiring(task, cut, cut.edge)
+            wires = wiring(task, cut, cut.edge)
             labels = compose.spatial(
                 task.parts, p.labels.take(rows[0]), q.labels.take(rows[1]), wires
             )
@@ -295,6 +274,8 @@ class Searcher:
 
     def slack(self) -> float:
         """Plans up to this factor above the best so far are kept."""
+        if self.config.kind == "hybrid":
+            return HYBRID_SLACK
         return SLACK if self.model.chain else DAG_SLACK
 
     def _is_root(self, task: Task) -> bool:
@@ -371,18 +352,15 @@ class Searcher:
         return self._least[key]
 
 
-def _wiring(task: Task, cut: Cut, edge: bool) -> Wiring:
-    return Wiring(
-        edge,
-        bool(task.takes & cut.first),
-        bool(task.takes & cut.second),
-        bool(task.gives & cut.first),
-        bool(task.gives & cut.second),
-    )
-
-
-def _quickest(front: Front) -> Front:
-    return front.take(np.array([np.argmin(front.labels.x())])) if len(front) else front
+def _quickest(front: Front, *, each: bool) -> Front:
+    """The row that ends first; with ``each``, of every origin."""
+    if not len(front):
+        return front
+    order = np.argsort(front.labels.x(), kind="stable")
+    if not each:
+        return front.take(order[:1])
+    _, first = np.unique(front.origin[order], return_index=True)
+    return front.take(order[np.sort(first)])
 
 
 def _empty(shape: Labels) -> Labels:

@@ -26,7 +26,7 @@ from rlinf.sched import document
 from rlinf.sched.document import Node, PlainData
 from rlinf.sched.errors import GraphError, ProfileError
 from rlinf.sched.graph import Component, FlowGraph
-from rlinf.sched.plan import device_names
+from rlinf.sched.plan import device_names, plain_devices, read_devices
 from rlinf.sched.profile import ComponentProfile, Profile, Sample
 
 SCHEMA = Path(__file__).parent / "schema" / "workflow.json"
@@ -94,7 +94,7 @@ class Workflow:
     def to_dict(self) -> PlainData:
         """Plain data for YAML or JSON; times given as a law cannot be written."""
         profile = self.profile
-        data: dict[str, object] = {"batch": self.batch, "devices": list(self.devices)}
+        data: dict[str, object] = {"batch": self.batch, "devices": plain_devices(self.devices)}
         for key, value in (("cores", profile.cores), ("sync_s", profile.sync_s)):
             if value:
                 data[key] = value
@@ -147,7 +147,7 @@ def read(node: Node) -> Workflow:
     return Workflow(
         graph,
         profile,
-        _read_devices(fields["devices"]) if "devices" in fields else device_names(1),
+        read_devices(fields["devices"]) if "devices" in fields else device_names(1),
         fields["batch"].integer(1),
         fields["staleness"].integer() if "staleness" in fields else 0,
     )
@@ -251,15 +251,6 @@ def _read_memory(node: Node) -> dict[str, float]:
     if isinstance(node.value, Mapping):
         return {kind: _above(entry) for kind, entry in node.entries().items()}
     return {"": _above(node)}
-
-
-def _read_devices(node: Node) -> tuple[str, ...]:
-    if isinstance(node.value, list):
-        return device_names([item.text() for item in node.items()])
-    if isinstance(node.value, Mapping):
-        counts = {kind: entry.integer(1) for kind, entry in node.entries().items()}
-        return tuple(f"{kind}:{i}" for kind, count in counts.items() for i in range(count))
-    return device_names(node.integer(1))
 
 
 def _plain_sample(sample: Sample) -> PlainData:

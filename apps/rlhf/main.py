@@ -1,9 +1,9 @@
 """GRPO on verifiable tasks: sample answers, score them, learn from them, publish the weights.
 
-    hatch run rlhf                       # a tiny model learns to sort digits, on a Ray cluster
-    hatch run rlhf plan=spatial          # the same program with its stages side by side
-    hatch run rlhf launcher=inline       # the same program in one process, for pdb
-    hatch run rlhf model=smollm2         # a real model of 135 M parameters learns to add
+hatch run rlhf                       # a tiny model learns to sort digits, on a Ray cluster
+hatch run rlhf plan=spatial          # the same program with its stages side by side
+hatch run rlhf launcher=inline       # the same program in one process, for pdb
+hatch run rlhf model=smollm2         # a real model of 135 M parameters learns to add
 """
 
 import sys

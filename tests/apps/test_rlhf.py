@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MAIN = ROOT / "apps" / "rlhf" / "main.py"
-SHORT = ("steps=3", "sft.steps=20", "rollout.prompts=8", "rollout.samples=8")
+SHORT = ("steps=3", "sft.stop_at=0.15", "rollout.prompts=8", "rollout.samples=8")
 
 
 def run(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -123,7 +123,9 @@ def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert len(events.Scalars("reward")) == 3
-    again = run(f"folder={tmp_path / 'again'}", f"plan={tmp_path / 'plan.yaml'}", "launcher=inline", *SHORT)
+    again = run(
+        f"folder={tmp_path / 'again'}", f"plan={tmp_path / 'plan.yaml'}", "launcher=inline", *SHORT
+    )
     assert again.returncode == 0, again.stderr
     assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path), rel=1e-4, abs=1e-6)
 
@@ -161,7 +163,7 @@ def test_the_tiny_model_learns(tmp_path: Path, seed: int) -> None:
 def test_a_killed_rollout_worker_is_replaced_and_the_run_ends_well(
     tmp_path: Path, started: list[Started]
 ) -> None:
-    job = Started(tmp_path, "steps=30", "sft.steps=20")
+    job = Started(tmp_path, "steps=30", "sft.stop_at=0.15")
     started.append(job)
     job.wait_for_steps(3)
     victim = job.worker("rollout")
@@ -180,7 +182,7 @@ def test_a_killed_rollout_worker_is_replaced_and_the_run_ends_well(
 def test_a_killed_trainer_stops_the_run_with_the_cause_last(
     tmp_path: Path, started: list[Started]
 ) -> None:
-    job = Started(tmp_path, "steps=1000", "sft.steps=20")
+    job = Started(tmp_path, "steps=1000", "sft.stop_at=0.15")
     started.append(job)
     job.wait_for_steps(3)
     job.worker("trainer").kill()
@@ -198,7 +200,7 @@ def test_a_killed_trainer_stops_the_run_with_the_cause_last(
 def test_one_interrupt_ends_after_the_step(
     tmp_path: Path, started: list[Started], launcher: str
 ) -> None:
-    job = Started(tmp_path, f"launcher={launcher}", "steps=1000", "sft.steps=20")
+    job = Started(tmp_path, f"launcher={launcher}", "steps=1000", "sft.stop_at=0.15")
     started.append(job)
     job.wait_for_steps(3)
     os.killpg(job.process.pid, signal.SIGINT)

@@ -23,7 +23,7 @@ from rlinf.channel.errors import (
 )
 from rlinf.channel.lease import Lease
 from rlinf.channel.lock import DeviceLock, Grant
-from rlinf.channel.policy import Choice, ConsumerLoad, Policy
+from rlinf.channel.policy import Choice, ConsumerLoad, ItemLoad, Policy
 from rlinf.channel.server import ChannelServer
 from rlinf.channel.statistics import (
     ChannelStatistics,
@@ -53,6 +53,7 @@ __all__ = [
     "Holder",
     "InvalidConfig",
     "InvalidWeight",
+    "ItemLoad",
     "ItemTooLarge",
     "Lease",
     "LeaseLost",

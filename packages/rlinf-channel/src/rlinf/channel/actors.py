@@ -1,6 +1,7 @@
 """The actors of the simulation: producers on a bad network, consumers that fail in every way."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rlinf.channel.messages import (
     Accepted,
@@ -190,7 +191,17 @@ class Consumer:
             take = Take(request, self.id, 1, None, False, "a", deadline)
         elif deadline is not None and rng.random() < 0.1:
             take = Take(request, self.id, None, None, True, None, deadline)
+        if self.begun:
+            take = replace(take, done=self._finish(tuple(self.begun)))
         self._ask(take)
+
+    def _finish(self, tags: tuple[int, ...]) -> tuple[int, ...]:
+        """Have an effect on what is still ours."""
+        self.begun = set()
+        for item in [self.held.pop(tag) for tag in tags]:
+            if self._let_go(item):
+                self.world.effect(self.channel, str(item.payload))
+        return tags
 
     def _ask(self, take: Take) -> None:
         epoch = self.id.epoch
@@ -256,6 +267,9 @@ class Consumer:
         tags = tuple(sorted(self.begun))
         if self.commits and self.channel == "in":
             self._commit(tags)
+            return
+        if len(tags) == len(self.held) and self.world.random.random() < 0.4:
+            self.world.later(0.05, self._alive(self._take))  # the take itself acknowledges
             return
         self.begun = set()
         items = [self.held.pop(tag) for tag in tags]

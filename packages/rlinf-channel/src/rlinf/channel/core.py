@@ -11,12 +11,12 @@
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumers import Consumer, Consumers
 from rlinf.channel.intake import Intake
-from rlinf.channel.lane import Lanes, batch
+from rlinf.channel.lane import TOLERANCE, Lanes, batch
 from rlinf.channel.messages import (
     Attach,
     Cancel,
@@ -40,7 +40,7 @@ from rlinf.channel.messages import (
     Take,
     Tick,
 )
-from rlinf.channel.policy import Policy, make_policy
+from rlinf.channel.policy import ItemLoad, Policy, make_policy
 from rlinf.channel.statistics import ChannelStatistics
 
 RECALL_AFTER_S = 0.005
@@ -139,7 +139,8 @@ class Queue:
         return commands
 
     def _on_take(self, take: Take, now: float) -> list[Command]:
-        self._consumers.see(take.consumer, now)
+        consumer = self._consumers.see(take.consumer, now)
+        self._finish(consumer, take.done, Outcome.DONE, now)
         if not take.wait:
             items = self._pick(take) if self._ready(take) else []
             return [self._give(take, items, now)]
@@ -150,18 +151,7 @@ class Queue:
 
     def _on_settle(self, settle: Settle, now: float) -> list[Command]:
         consumer = self._consumers.see(settle.consumer, now)
-        items = self._consumers.take_back(consumer, settle.tags, now)
-        lost = len(settle.tags) - len(items)
-        if settle.outcome is Outcome.RETURNED:
-            self._restore(items)
-        elif items:
-            self._intake.held_bytes -= sum(item.nbytes for item in items)
-            weight, seconds = consumer.finish(items, now)
-            self._policy.completed(consumer.name, weight, seconds)
-            if settle.outcome is Outcome.DONE:
-                self._acknowledged += len(items)
-            else:
-                self._rejected += len(items)
+        lost = self._finish(consumer, settle.tags, settle.outcome, now)
         return [] if settle.request is None else [Settled(settle.request, lost)]
 
     def _on_renew(self, renew: Renew, now: float) -> list[Command]:
@@ -263,7 +253,7 @@ class Queue:
             return True
         if take.max_items is not None and len(lane) >= take.max_items:
             return True
-        if take.target_weight is None or lane.weight < take.target_weight * (1 - 1e-6):
+        if take.target_weight is None or lane.weight < take.target_weight * (1 - 2 * TOLERANCE):
             return False
         return batch(lane, take.max_items, take.target_weight)[1]
 
@@ -300,7 +290,8 @@ class Queue:
         ]
         lane = self._lanes.get(ready[0].key)
         assert lane is not None
-        choice = self._policy.choose(loads, lane.head().weight)
+        weight = lane.head().weight
+        choice = self._policy.choose(loads, ItemLoad(weight, lane.weight - weight))
         chosen = asking.get(choice.consumer)
         if chosen is None:
             self.wake_at = min(self.wake_at, now + HOLD_RECHECK_S)
@@ -337,6 +328,21 @@ class Queue:
                 commands.append(Recall(consumer.id))
             else:
                 self.wake_at = min(self.wake_at, due)
+
+    def _finish(self, consumer: Consumer, tags: Sequence[int], outcome: Outcome, now: float) -> int:
+        """Settle tags; how many of them the consumer did not hold."""
+        items = self._consumers.take_back(consumer, tags, now)
+        if outcome is Outcome.RETURNED:
+            self._restore(items)
+        elif items:
+            self._intake.held_bytes -= sum(item.nbytes for item in items)
+            weight, seconds = consumer.finish(items, now)
+            self._policy.completed(consumer.name, weight, seconds)
+            if outcome is Outcome.DONE:
+                self._acknowledged += len(items)
+            else:
+                self._rejected += len(items)
+        return len(tags) - len(items)
 
     def _release(self, consumer: Consumer, now: float, *, expired: bool) -> list[Command]:
         return self._take_from(consumer, tuple(consumer.leased), now, expired=expired)

@@ -1,10 +1,14 @@
 """Items waiting in one channel, in order, with an index by key."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from rlinf.channel.messages import Item
+
+TOLERANCE = 1e-9
+"""Relative; sums of weights such as ten times 0.1 count as exact."""
 
 
 class Lane:
@@ -106,12 +110,13 @@ def batch(
     exceed it. An item heavier than the target is a complete batch alone.
     """
     chosen: list[Item] = []
+    target = math.inf if target_weight is None else target_weight
     weight = 0.0
     for item in lane:
-        if target_weight is not None and chosen and weight + item.weight > target_weight:
+        if chosen and weight + item.weight > target * (1 + TOLERANCE):
             return chosen, True
         chosen.append(item)
         weight += item.weight
-        if len(chosen) == max_items or (target_weight is not None and weight >= target_weight):
+        if len(chosen) == max_items or weight >= target * (1 - TOLERANCE):
             return chosen, True
     return chosen, False

@@ -85,6 +85,8 @@ class Take:
     deadline: float | None = None
     wait: bool = True
     """False: answer at once, with nothing if there is nothing."""
+    done: Sequence[int] = ()
+    """Tags that are settled by asking again: nobody else is served between the two."""
 
 
 @dataclass(frozen=True, slots=True)

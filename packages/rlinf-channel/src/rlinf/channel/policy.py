@@ -32,6 +32,15 @@ class ConsumerLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemLoad:
+    """The item at the head as a policy sees it."""
+
+    weight: float
+    behind_weight: float
+    """Weight of everything queued behind it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The winner and why it won."""
 
@@ -42,8 +51,8 @@ class Choice:
 class Policy(Protocol):
     """Balances one channel. Not shared between channels; called from one thread at a time."""
 
-    def choose(self, consumers: Sequence[ConsumerLoad], weight: float) -> Choice:
-        """Name the consumer for an item of this weight; at least one consumer is ready."""
+    def choose(self, consumers: Sequence[ConsumerLoad], item: ItemLoad) -> Choice:
+        """Name the consumer for this item; at least one consumer is ready."""
         ...
 
     def completed(self, consumer: str, weight: float, seconds: float) -> None:
@@ -58,7 +67,7 @@ class RoundRobin:
         self._turns: dict[str, int] = {}
         self._turn = 0
 
-    def choose(self, consumers: Sequence[ConsumerLoad], weight: float) -> Choice:
+    def choose(self, consumers: Sequence[ConsumerLoad], item: ItemLoad) -> Choice:
         """The ready consumer whose last turn is longest ago."""
         winner = min((c for c in consumers if c.ready), key=lambda c: self._turns.get(c.id, 0)).id
         self._turn += 1
@@ -72,7 +81,7 @@ class RoundRobin:
 class LeastLoaded:
     """The ready consumer with the least outstanding weight; ties go to the first in line."""
 
-    def choose(self, consumers: Sequence[ConsumerLoad], weight: float) -> Choice:
+    def choose(self, consumers: Sequence[ConsumerLoad], item: ItemLoad) -> Choice:
         """The least outstanding weight among the ready."""
         winner = min((c for c in consumers if c.ready), key=lambda c: c.outstanding_weight)
         return Choice(winner.id, f"least outstanding weight ({winner.outstanding_weight:g})")
@@ -93,8 +102,9 @@ class Weighted:
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
 
-    def choose(self, consumers: Sequence[ConsumerLoad], weight: float) -> Choice:
+    def choose(self, consumers: Sequence[ConsumerLoad], item: ItemLoad) -> Choice:
         """The least load; among equals the most credit."""
+        weight = item.weight
         ready = [c for c in consumers if c.ready]
         total = sum(c.capacity for c in ready)
         credit = self._credit
@@ -126,32 +136,39 @@ class Adaptive:
     """Learns each consumer's rate from its completions and picks the earliest finish.
 
     Rate is an exponentially weighted moving average of weight per second. The predicted finish is
-    what the consumer still has to do plus this item, over its rate. A busy consumer may win: then
-    the item waits for it, unless it is overdue by more than its own prediction.
+    what the consumer still has to do plus this item, over its rate. An item is kept for a busy
+    consumer only where everything, what is queued behind it included, is predicted to end sooner
+    that way: near the end of a backlog. Nobody waits for a consumer that is overdue.
     """
 
     smoothing = 0.3
+    patience = 1.5
+    """A consumer is overdue after this many times its predicted time."""
 
     def __init__(self) -> None:
         self._rates: dict[str, float] = {}
 
-    def choose(self, consumers: Sequence[ConsumerLoad], weight: float) -> Choice:
+    def choose(self, consumers: Sequence[ConsumerLoad], item: ItemLoad) -> Choice:
         """The earliest predicted finish; unknown rates are taken as the mean of the known."""
         known = [rate / c.capacity for c in consumers if (rate := self._rates.get(c.id))]
         default = sum(known) / len(known) if known else 1.0
-        best: ConsumerLoad | None = None
-        best_finish = 0.0
-        for consumer in consumers:
-            rate = self._rates.get(consumer.id) or default * consumer.capacity
-            work_s = consumer.outstanding_weight / rate
-            if not consumer.ready and (not known or consumer.busy_s > 2 * work_s):
-                continue
-            finish = max(work_s - consumer.busy_s, 0.0) + weight / rate
-            ties_but_ready = best is not None and consumer.ready and not best.ready
-            if best is None or finish < best_finish or (finish == best_finish and ties_but_ready):
-                best, best_finish = consumer, finish
-        assert best is not None, "a policy is asked only when somebody is ready"
-        return Choice(best.id, f"earliest predicted finish (in {best_finish:.3g} s)")
+        rates = [self._rates.get(c.id) or default * c.capacity for c in consumers]
+        work_s = [c.outstanding_weight / rate for c, rate in zip(consumers, rates, strict=True)]
+        left_s = [max(w - c.busy_s, 0.0) for c, w in zip(consumers, work_s, strict=True)]
+        finish_s = [left + item.weight / rate for left, rate in zip(left_s, rates, strict=True)]
+        ready = min((i for i, c in enumerate(consumers) if c.ready), key=finish_s.__getitem__)
+        in_time = [c.busy_s <= self.patience * w for c, w in zip(consumers, work_s, strict=True)]
+        busy = [i for i, c in enumerate(consumers) if not c.ready and work_s[i] and in_time[i]]
+        best = ready
+        if known and busy:
+            fast = min(busy, key=finish_s.__getitem__)
+            others = [i for i in range(len(consumers)) if i != ready]
+            rate = sum(rates[i] for i in others)
+            rest = item.behind_weight + sum(left_s[i] * rates[i] for i in others)
+            at_once = max(finish_s[ready], rest / rate)
+            kept = max(finish_s[fast], (rest + item.weight) / rate)
+            best = fast if kept < at_once else ready
+        return Choice(consumers[best].id, f"earliest finish (in {finish_s[best]:.3g} s)")
 
     def completed(self, consumer: str, weight: float, seconds: float) -> None:
         """Fold one observation into the rate."""

@@ -182,7 +182,6 @@ class ChannelService:
         self._hub.get(caller.channel)
         number, done = ask
         max_items, target_weight, full, key, wait = wish
-        commands = self._step(caller, Settle(None, caller.client, expand(done))) if done else []
         take = Take(
             self._ticket(caller, number),
             caller.client,
@@ -192,8 +191,9 @@ class ChannelService:
             key,  # type: ignore[arg-type]
             _deadline(caller, timeout_s),
             bool(wait),
+            expand(done),
         )
-        return commands + self._step(caller, take)
+        return self._step(caller, take)
 
     def _settle(self, caller: _Caller, tags: Ranges, outcome: str) -> list[Addressed]:
         self._hub.get(caller.channel)

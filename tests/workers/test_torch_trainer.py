@@ -61,6 +61,12 @@ def stepped(groups, config, cuts=1, dtype=torch.float64, model=None):
     return trainer.state(), stats
 
 
+def summed(trainer, groups):
+    """The sums of a step on `groups`."""
+    trainer.accumulate(groups)
+    return trainer.finish_step().parts
+
+
 def distance(one, two):
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
@@ -85,7 +91,13 @@ def test_the_step_does_not_depend_on_how_the_batch_was_cut(name):
         cut, other = stepped(groups, config, cuts)
         assert distance(whole, cut) < 1e-9
         assert other.metrics() == pytest.approx(stats.metrics(), rel=1e-6, abs=1e-9)
-    for bounds in ({"micro_batch_tokens": 1}, {"micro_batch_logits": 10 * VOCABULARY}):
+    limits = [
+        {"micro_batch_tokens": 1},
+        {"micro_batch_logits": 10 * VOCABULARY},
+        {"min_batch_tokens": 0},
+        {"min_batch_tokens": 10_000},
+    ]
+    for bounds in limits:
         cut, other = stepped(groups[::-1], dataclasses.replace(config, **bounds))
         assert distance(whole, cut) < 1e-9
         assert other.parts.rows == stats.parts.rows
@@ -121,7 +133,7 @@ def test_the_gradient_is_that_of_the_formula():
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
 
     model.zero_grad()
-    trainer = TorchTrainer(model, TrainerConfig(clip=Clip(0.2, 0.28)))
+    trainer = TorchTrainer(model, TrainerConfig(clip=Clip(0.2, 0.28), min_batch_tokens=0))
     assert isinstance(trainer, TrainerEngine)
     parts = trainer.accumulate(groups)
     for name, parameter in model.named_parameters():
@@ -133,7 +145,9 @@ def test_the_gradient_is_that_of_the_formula():
 
 def test_what_there_is_to_count_is_counted():
     groups = scored_groups(tiny())
-    parts = TorchTrainer(tiny()).accumulate(groups)
+    trainer = TorchTrainer(tiny())
+    trainer.accumulate(groups)
+    parts = trainer.finish_step().parts
     # Groups 3 and 7 have equal rewards; groups 0, 3, 6 an unscored sample each.
     assert (parts.scored, parts.unscored, parts.dropped) == (29, 3, 2 + 8)
     assert parts.rows == 32 - parts.dropped
@@ -162,7 +176,7 @@ def test_nothing_to_learn_from_changes_nothing():
 def test_given_advantages_are_used_as_they_are():
     groups = scored_groups(tiny())
     given = [dataclasses.replace(g, advantages=np.full(4, 2.0, np.float32)) for g in groups]
-    parts = TorchTrainer(tiny()).accumulate(given)
+    parts = summed(TorchTrainer(tiny()), given)
     assert parts.loss / parts.weight == pytest.approx(-2.0, rel=1e-5)
     assert parts.rows == 29
 
@@ -171,13 +185,13 @@ def test_the_kl_penalty_pulls_towards_the_reference():
     groups = scored_groups(tiny())
     config = TrainerConfig(kl_coefficient=0.1)
     with pytest.raises(ConfigError, match="reference_logprobs"):
-        TorchTrainer(tiny(), config).accumulate(groups)
+        summed(TorchTrainer(tiny(), config), groups)
     same = [dataclasses.replace(g, reference_logprobs=g.group.logprobs) for g in groups]
     plain, _ = stepped(groups, TrainerConfig())
     held, stats = stepped(same, config)
     assert distance(plain, held) < 1e-4
     far = [dataclasses.replace(g, reference_logprobs=g.group.logprobs - 1) for g in groups]
-    parts = TorchTrainer(tiny(), config).accumulate(far)
+    parts = summed(TorchTrainer(tiny(), config), far)
     extra = parts.loss / parts.weight - stats.parts.loss / stats.parts.weight
     assert extra == pytest.approx(0.1 * 0.5, rel=1e-3)
 
@@ -188,13 +202,13 @@ def test_log_probs_of_another_kind_are_refused():
     with pytest.raises(ConfigError, match=r"top-k/top-p.*old_logprobs=trainer"):
         TorchTrainer(tiny()).accumulate(groups)
     config = TrainerConfig(old_logprobs="trainer")
-    assert TorchTrainer(tiny(), config).accumulate(groups).ratio_deviation == 0
+    assert summed(TorchTrainer(tiny(), config), groups).ratio_deviation == 0
 
 
 def test_the_ratio_is_that_of_the_tempered_policy():
     sampling = Sampling(temperature=0.6, banned_ids=(0, 5), stop_ids=(2,))
     groups = scored_groups(tiny(), sampling=sampling)
-    assert TorchTrainer(tiny()).accumulate(groups).ratio_deviation < 1e-5
+    assert summed(TorchTrainer(tiny()), groups).ratio_deviation < 1e-5
 
 
 def test_staleness_is_the_distance_in_versions():
@@ -273,7 +287,8 @@ def test_a_broken_gradient_is_refused_by_name():
 
 def test_offload_and_onload_do_not_change_the_next_steps():
     groups = scored_groups(tiny())
-    moved, still = TorchTrainer(tiny()), TorchTrainer(tiny())
+    config = TrainerConfig(min_batch_tokens=0)
+    moved, still = TorchTrainer(tiny(), config), TorchTrainer(tiny(), config)
     sizes = set()
     for _ in range(3):
         for trainer in (moved, still):
@@ -305,3 +320,6 @@ def test_supervised_steps_learn_the_responses():
     whole = TorchTrainer(tiny(torch.float32))
     assert whole.sft_step(pairs, config) == pytest.approx(losses[0], rel=1e-5)
     assert trainer.version == 0
+    trainer.accumulate(scored_groups(model))
+    with pytest.raises(ValueError, match="finish the policy step"):
+        trainer.sft_step(pairs, config)

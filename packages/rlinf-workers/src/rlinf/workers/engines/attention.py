@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rlinf.workers.algorithms.masking import at_least_float32
 
-__all__ = ["SHORT_KEYS", "attend", "causal_bias", "length_bias", "padded_width"]
+__all__ = ["SHORT_KEYS", "attend", "causal_bias", "full_lanes", "length_bias", "padded_width"]
 
 SHORT_KEYS = 256
 """Up to this many keys, and `MAX_SCORES` scores altogether, plain products are used."""
@@ -25,8 +25,12 @@ def padded_width(width: int, depth: int) -> int:
     A softmax over less than a vector register takes several times as long as over a full one, and
     torch hands a product of fewer than 400 multiplications to a loop of its own.
     """
-    least = max(width, -(-MIN_PRODUCT // depth))
-    return -(-least // LANES) * LANES
+    return full_lanes(max(width, -(-MIN_PRODUCT // depth)))
+
+
+def full_lanes(width: int) -> int:
+    """`width` rounded up to whole vector registers of float32."""
+    return -(-width // LANES) * LANES
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:

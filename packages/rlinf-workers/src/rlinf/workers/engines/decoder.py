@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.workers.algorithms.masking import at_least_float32
-from rlinf.workers.engines.attention import attend, causal_bias, length_bias
+from rlinf.workers.engines.attention import attend, causal_bias, full_lanes, length_bias
 from rlinf.workers.engines.kv_cache import KvCache
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Slots
 
@@ -174,7 +174,7 @@ def _prefix_attention(batch: PrefixBatch, record: list[tuple[Tensor, Tensor]] | 
         if row_bias is None:
             return flat
         seen_keys, seen_values = (
-            torch.cat([_per_row(batch, ahead), _heads_first(inputs, x[split:])], 2)
+            _row_block(batch, ahead, x[split:], row_bias.shape[2])
             for ahead, x in ((own_keys, keys), (own_values, values))
         )
         rows = attend(inputs.spread(queries[split:]), seen_keys, seen_values, row_bias)
@@ -188,6 +188,14 @@ def _heads_first(slots: Slots, flat: Tensor) -> Tensor:
     return slots.spread(flat).transpose(1, 2)
 
 
+def _row_block(batch: PrefixBatch, ahead: Tensor, flat: Tensor, width: int) -> Tensor:
+    """Keys or values [rows, Hk, width, D]: each prompt's, the row's own, zeros up to `width`."""
+    own = _heads_first(batch.inputs, flat)
+    rows, heads, length, depth = own.shape
+    blank = own.new_zeros(rows, heads, width - length - ahead.shape[2], depth)
+    return torch.cat([_per_row(batch, ahead), own, blank], 2)
+
+
 def _per_row(batch: PrefixBatch, block: Tensor) -> Tensor:
     """The block [prompts, ...] of each response's prompt, [rows, ...]."""
     if batch.uniform:
@@ -197,10 +205,12 @@ def _per_row(batch: PrefixBatch, block: Tensor) -> Tensor:
 
 
 def _row_bias(batch: PrefixBatch) -> Tensor:
-    """[rows or 1, T, prompt width + T]: a response sees all of its prompt, then causally itself."""
+    """[rows or 1, T, width]: a response sees all of its prompt, then causally itself."""
     device = batch.tokens.device
     length = batch.inputs.width
-    own = causal_bias(length, device)
+    width = batch.prompts.width + length
+    blank = (0, full_lanes(width) - width)
+    own = functional.pad(causal_bias(length, device), blank, value=-torch.inf)
     if batch.prompts.index is None:
         ahead = torch.zeros(1, length, batch.prompts.width, device=device)
         return torch.cat([ahead, own], 2)

@@ -15,7 +15,16 @@ from rlinf.workers.roles.reward import STATUSES, ScoredGroup
 from rlinf.workers.roles.rollout import FloatArray, Sampling
 from rlinf.workers.roles.trainer import PartialStats
 
-__all__ = ["AdvantageKind", "MicroBatch", "TrainRows", "counted", "cut", "train_rows"]
+__all__ = [
+    "AdvantageKind",
+    "MicroBatch",
+    "TrainRows",
+    "advantages_of",
+    "counted",
+    "cut",
+    "padded",
+    "train_rows",
+]
 
 AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
 
@@ -38,6 +47,12 @@ class TrainRows:
     reference: FloatArray | None
     sampling: Sampling
 
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Tokens that go through the layers (padded), and tokens that are predicted."""
+        prompt, tokens, lengths = self.rows
+        return len(prompt) + tokens.size, int(lengths.sum())
+
     def part(self, start: int, end: int) -> "TrainRows":
         """Some of the rows."""
         prompt, tokens, lengths = self.rows
@@ -54,23 +69,33 @@ MicroBatch = list[TrainRows]
 """Rows of equal `sampling` that go through the model together."""
 
 
-def group_advantages(group: ScoredGroup, kind: AdvantageKind) -> FloatArray:
-    """The advantages a group came with, or those its rewards give; 0 for unscored samples."""
-    if group.advantages is not None:
-        return np.where(group.scored, group.advantages, np.float32(0))
-    rewards, scored = torch.from_numpy(group.rewards), torch.from_numpy(group.scored)
-    if kind == "rloo":
-        return leave_one_out(rewards, scored).numpy()
-    return grpo(rewards, scored, scale=kind == "grpo").numpy()
+def advantages_of(groups: Sequence[ScoredGroup], kind: AdvantageKind) -> list[FloatArray]:
+    """The advantages each group came with, or those its rewards give; 0 for unscored samples."""
+    found: list[FloatArray] = [np.zeros(group.group.n, np.float32) for group in groups]
+    sizes: dict[int, list[int]] = {}
+    for place, group in enumerate(groups):
+        if group.advantages is not None:
+            found[place] = np.where(group.scored, group.advantages, np.float32(0))
+        else:
+            sizes.setdefault(group.group.n, []).append(place)
+    for places in sizes.values():
+        rewards = torch.from_numpy(np.stack([groups[i].rewards for i in places]))
+        scored = torch.from_numpy(np.stack([groups[i].scored for i in places]))
+        if kind == "rloo":
+            computed = leave_one_out(rewards, scored)
+        else:
+            computed = grpo(rewards, scored, scale=kind == "grpo")
+        for place, advantages in zip(places, computed.numpy(), strict=True):
+            found[place] = advantages
+    return found
 
 
-def train_rows(group: ScoredGroup, kind: AdvantageKind) -> TrainRows | None:
+def train_rows(group: ScoredGroup, advantages: FloatArray) -> TrainRows | None:
     """The rows of a group to train on; None when there is none.
 
     A row with the advantage 0 has no gradient and is not worth a forward pass; nor has one without
     tokens.
     """
-    advantages = group_advantages(group, kind)
     inner = group.group
     kept = np.flatnonzero((advantages != 0) & (inner.lengths > 0))
     if not len(kept):
@@ -116,7 +141,7 @@ def cut(groups: Iterable[TrainRows], max_tokens: int, max_outputs: int) -> Itera
         batch: MicroBatch = []
         room = (max_tokens, max_outputs)
         for group in _split(alike, max_tokens, max_outputs):
-            need = _cost(group.rows)
+            need = group.cost
             if batch and (need[0] > room[0] or need[1] > room[1]):
                 yield batch
                 batch, room = [], (max_tokens, max_outputs)
@@ -124,12 +149,6 @@ def cut(groups: Iterable[TrainRows], max_tokens: int, max_outputs: int) -> Itera
             room = (room[0] - need[0], room[1] - need[1])
         if batch:
             yield batch
-
-
-def _cost(rows: Rows) -> tuple[int, int]:
-    """Tokens that go through the layers, and tokens that are predicted."""
-    prompt, tokens, lengths = rows
-    return len(prompt) + tokens.size, int(lengths.sum())
 
 
 def _split(groups: Sequence[TrainRows], max_tokens: int, max_outputs: int) -> Iterator[TrainRows]:

@@ -25,6 +25,8 @@ from rlinf.workers.engines.parameters import move, nbytes, state_of
 from rlinf.workers.engines.policy_batch import (
     AdvantageKind,
     MicroBatch,
+    TrainRows,
+    advantages_of,
     counted,
     cut,
     padded,
@@ -60,6 +62,8 @@ class TrainerConfig:
         kl_kind: Which estimate of it.
         trainable_layers: Train only the last so many layers; 0: everything.
         autocast: Compute in bfloat16 where torch deems it safe; parameters stay as they are.
+        min_batch_tokens: Groups wait until they have so many tokens together, or for the end of the
+            step: small batches cost several times as much a token as large ones.
         micro_batch_tokens: Bound on the tokens that go through the model at once.
         micro_batch_logits: Bound on the logits (predicted tokens times vocabulary) at once.
     """
@@ -74,6 +78,7 @@ class TrainerConfig:
     kl_kind: KlKind = "k2"
     trainable_layers: int = 0
     autocast: bool = False
+    min_batch_tokens: int = 1024
     micro_batch_tokens: int = 16384
     micro_batch_logits: int = 1 << 26
 
@@ -95,6 +100,7 @@ class TorchTrainer:
         self._supervised: Optimiser | None = None
         self._vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
         self._parts = PartialStats()
+        self._waiting: list[TrainRows] = []
         self._version = 0
 
     @property
@@ -113,22 +119,24 @@ class TorchTrainer:
         return {n: state[n] for n in self._trainable} if trainable_only else state
 
     def accumulate(self, groups: Sequence[ScoredGroup]) -> PartialStats:
-        """Add the gradient of these groups to the step's; returns what they amount to.
+        """Add the gradient of these groups to the step's, now or, if they are few, later.
 
-        Raises `ConfigError` when the loss needs what the groups do not have.
+        Returns what was counted in them and what was computed by this call. Raises `ConfigError`
+        when the loss needs what the groups do not have.
         """
-        parts, kept = PartialStats(), []
-        for group in groups:
-            rows = train_rows(group, self._config.advantage)
+        parts = PartialStats()
+        advantages = advantages_of(groups, self._config.advantage)
+        for group, given in zip(groups, advantages, strict=True):
+            rows = train_rows(group, given)
             parts += counted(group, rows, self._version)
             if rows is not None:
-                kept.append(rows)
+                self._require_known_ratio(rows.sampling)
+                self._waiting.append(rows)
         if self._config.normalisation.kind == "constant":
             # Samples without a gradient are samples still.
             parts = replace(parts, weight=float(parts.dropped))
-        outputs = max(1, self._config.micro_batch_logits // self._vocabulary)
-        for batch in cut(kept, self._config.micro_batch_tokens, outputs):
-            parts += self._backward(batch)
+        if sum(rows.cost[0] for rows in self._waiting) >= self._config.min_batch_tokens:
+            parts += self._backward_waiting()
         self._parts += parts
         return parts
 
@@ -137,7 +145,8 @@ class TorchTrainer:
 
         Raises `NonFiniteGradient`; the step's samples are dropped then.
         """
-        parts, self._parts = self._parts, PartialStats()
+        parts = self._parts + self._backward_waiting()
+        self._parts = PartialStats()
         self._supervised = None
         stepped = parts.rows > 0
         lr = self._optimiser.lr
@@ -149,8 +158,11 @@ class TorchTrainer:
         """One step of maximum likelihood on the responses, with an optimiser of its own.
 
         Returns the mean loss of a response token before the step. `config` counts at the first call
-        only; the optimiser is forgotten at the first policy step.
+        only; the optimiser is forgotten at the first policy step. Raises `ValueError` in the middle
+        of a policy step.
         """
+        if self._parts != PartialStats():
+            raise ValueError("finish the policy step before taking a supervised one")
         if self._supervised is None:
             self._supervised = Optimiser(self._trainable.values(), config)
         size = max(1, self._config.micro_batch_tokens // max(len(p) + len(r) for p, r in pairs))
@@ -193,6 +205,15 @@ class TorchTrainer:
             logits, source = self._backbone.logits(batch)
         return token_logprobs(logits, source, batch.targets, sampling)
 
+    def _backward_waiting(self) -> PartialStats:
+        """The gradient of all groups that wait, a micro-batch at a time."""
+        waiting, self._waiting = self._waiting, []
+        outputs = max(1, self._config.micro_batch_logits // self._vocabulary)
+        parts = PartialStats()
+        for batch in cut(waiting, self._config.micro_batch_tokens, outputs):
+            parts += self._backward(batch)
+        return parts
+
     def _backward(self, micro: MicroBatch) -> PartialStats:
         """The gradient of a micro-batch's summed loss."""
         sampling = micro[0].sampling
@@ -202,7 +223,6 @@ class TorchTrainer:
         mask = layout.spread(torch.ones(len(batch.targets), dtype=torch.bool, device=self._device))
         rollout = padded([part.logprobs for part in micro], layout.width, self._device)
         old = logprobs.detach() if self._config.old_logprobs == "trainer" else rollout
-        self._require_known_ratio(sampling)
         advantages = torch.from_numpy(np.concatenate([part.advantages for part in micro]))
         loss = self._loss(logprobs, old, advantages.to(self._device)[:, None], mask)
         penalised = loss.loss + self._penalty(micro, logprobs)

@@ -97,9 +97,9 @@ something that stands for that plan."""
 class GainRule:
     """The expected saving pays for the switch.
 
-    A drift that goes on in one direction is followed at once. When it turns round, the rule waits
-    ``patience`` times as long as the last swing took, unless a component leaves the range its
-    times have had so far: that is what ends flapping.
+    A drift that goes on in one direction is followed at once. When it turns round, the rule plans
+    for the middle of the swing and waits ``patience`` times as long as that took, unless a
+    component leaves the range its times have had so far: that is what ends flapping.
 
     Attributes:
         saving: see :data:`Saving`; it must price the plan in use at that moment.
@@ -110,18 +110,22 @@ class GainRule:
         dwell: least iterations between two switches.
         patience: see above.
         new: relative distance from the range so far at which a time counts as new.
+        new_after_turn: the same while it waits.
         sigmas: standard errors on either side of the mean at which it must pay too.
+        new_sigmas: the same where a time is new.
     """
 
     saving: Saving
     switch_s: float
     horizon: int = 50
     margin: float = 2.0
-    window: int = 10
+    window: int = 12
     dwell: int = 2
-    patience: float = 20.0
+    patience: float = 40.0
     new: float = 0.05
+    new_after_turn: float = 0.22
     sigmas: float = 2.0
+    new_sigmas: float = 1.0
     _seen: list[Factors] = field(default_factory=list)
     _past: list[Factors] = field(default_factory=list)
     _since: int = 0
@@ -139,26 +143,29 @@ class GainRule:
         if len(self._seen) < 3 or self._since < self.dwell:
             return None
         mean = _means(self._seen)
-        error = {name: self.sigmas * noise[name] / len(self._seen) ** 0.5 for name in mean}
-        if self._since < self._wait and not self._is_new(mean):
+        is_new = self._is_new(mean)
+        if self._since < self._wait and not is_new:
             return None
+        sigmas = self.new_sigmas if is_new else self.sigmas
+        error = {name: sigmas * noise[name] / len(self._seen) ** 0.5 for name in mean}
         guesses = [{n: mean[n] * (1 + k * error[n]) for n in mean} for k in (0, -1, 1)]
         least = self.horizon * min(self.saving(guess)[0] for guess in guesses)
         if least <= self.margin * self.switch_s:
             return None
-        self._note(mean)
+        mean = self._note(mean)
         why = f"saves {least:.0f} s over {self.horizon} iterations, costs {self.switch_s:g} s"
         return Replan(seen.iteration, mean, why, least)
 
     def _is_new(self, mean: Factors) -> bool:
         for name, value in mean.items():
             low, high = self._range.get(name, (1.0, 1.0))
-            if not low * (1 - self.new) <= value <= high * (1 + self.new):
+            margin = self.new_after_turn if self._wait else self.new
+            if not low * (1 - margin) <= value <= high * (1 + margin):
                 return True
         return False
 
-    def _note(self, mean: Factors) -> None:
-        """Remember a switch; after a turn, wait."""
+    def _note(self, mean: dict[str, float]) -> dict[str, float]:
+        """Remember a switch; at a turn settle between both ends of the swing, and wait."""
         before = self._planned[-1] if self._planned else dict.fromkeys(mean, 1.0)
         moved = max(mean, key=lambda name: abs(np.log(mean[name] / before[name])))
         turned = False
@@ -170,8 +177,11 @@ class GainRule:
         for name, value in mean.items():
             low, high = self._range.get(name, (1.0, 1.0))
             self._range[name] = min(low, value), max(high, value)
+        if turned:
+            mean = {name: float((value * before[name]) ** 0.5) for name, value in mean.items()}
         self._planned = [*self._planned[-1:], mean]
         self._since = 0
+        return mean
 
     def _forget_before_a_jump(self, noise: Factors) -> None:
         """After a jump the older part of the window would only delay the answer."""

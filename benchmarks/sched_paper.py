@@ -220,14 +220,14 @@ def undecided_rows() -> list[Row]:
         Row(
             "ManiSkill @16",
             "temporal 711.7 s, hybrid 459.5 s, spatial 773.7 s",
-            "hybrid 459.5 s: training alone in memory takes 190.5 s, beside the simulator 474.1 s",
-            "each mode has its own component times; right once given as free_bytes samples",
+            "given both training times by free memory, freeing it wins (tests/sched/test_resources.py)",
+            "undecided: the figure has component times of each mode, not what they depend on",
         ),
         Row(
             "LIBERO @16",
             "temporal 442.3 s, hybrid 599.8 s, spatial 751.4 s",
-            "temporal: its simulator has all cores (238.3 s against 392.4 s and 368.7 s)",
-            "how many cores a simulator needs is not in the data",
+            "-",
+            "undecided: how many cores a simulator needs is not in the data",
         ),
         Row(
             "PPO 1.5B, 14B; MoE @64, @128",

@@ -220,8 +220,8 @@ def undecided_rows() -> list[Row]:
         Row(
             "ManiSkill @16",
             "temporal 711.7 s, hybrid 459.5 s, spatial 773.7 s",
-            "given both training times by free memory, freeing it wins (tests/sched/test_resources.py)",
-            "undecided: the figure has component times of each mode, not what they depend on",
+            "with both training times by free memory, freeing it wins (test_resources.py)",
+            "undecided: times by mode, not by what they depend on",
         ),
         Row(
             "LIBERO @16",

@@ -45,6 +45,13 @@ class Lost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Closing(Event):
+    """This endpoint (`peer` is its own id) is about to close and still works: the last chance to
+    send what somebody holds back. The only event whose sinks may wait, for a short while.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Sent(Event):
     """A message, request or reply was handed to the transport."""
 

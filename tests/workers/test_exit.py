@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -49,8 +50,15 @@ def family(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("rlinf-*"))
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files with a short name: sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
 
 
 def alive(processes: list[psutil.Process]) -> list[str]:
@@ -67,10 +75,10 @@ def alive(processes: list[psutil.Process]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("launcher", ["inline", "ray"])
-def test_nothing_is_left(launcher: str, end: str) -> None:
+def test_nothing_is_left(temporary: Path, launcher: str, end: str) -> None:
     if (launcher, end) == ("inline", "die"):
         pytest.skip("the thread of a worker cannot be killed")
-    before, shared_before = folders(), set(Path("/dev/shm").iterdir())
+    before = shared_memory()
     number, code = ENDS[end]
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, launcher, end],
@@ -78,6 +86,7 @@ def test_nothing_is_left(launcher: str, end: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     )
     try:
         assert child.stdout is not None
@@ -96,13 +105,14 @@ def test_nothing_is_left(launcher: str, end: str) -> None:
     assert child.returncode == code, err
     assert out == ("ended\n" if end == "end" else "")
     check_screen(end, err)
-    deadline = time.monotonic() + 15
-    while alive(processes) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 20
+    left = True
+    while left and time.monotonic() < deadline:
         psutil.wait_procs(processes, timeout=0.2)
+        left = alive(processes) or list(temporary.iterdir()) or shared_memory() - before
     assert alive(processes) == []
-    assert set(Path("/dev/shm").iterdir()) <= shared_before
-    if end != "kill":  # nobody is left to remove it: the system's temporary folder has to
-        assert folders() <= before
+    assert list(temporary.iterdir()) == []
+    assert shared_memory() <= before
 
 
 def check_screen(end: str, err: str) -> None:

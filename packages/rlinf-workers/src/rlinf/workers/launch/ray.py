@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 
 from rlinf.comm import RegistryClient, RegistryServer
 from rlinf.comm.host import host_id
@@ -25,6 +25,7 @@ from rlinf.workers.devices import Node, node_of
 from rlinf.workers.errors import StartError
 from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
 from rlinf.workers.launch.config import limit_threads, quiet_ray
+from rlinf.workers.launch.janitor import Janitor
 
 __all__ = ["RayLauncher"]
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 80 << 20
 """About the least Ray accepts: nothing of ours goes through its object store."""
 GONE_S = 10.0
+SHORT = 25
 
 
 class RayLauncher(Launcher):
@@ -52,7 +54,8 @@ class RayLauncher(Launcher):
         self._options = _options(address, cores, show_output)
         self._processes: list[_Actor] = []
         self._nodes: dict[str, str] = {}
-        self._folder = "" if address else tempfile.mkdtemp(prefix="rlinf-")
+        self._folder = "" if address else _folder()
+        self._janitor = Janitor(self._folder) if self._folder else None
         self._ready = threading.Event()
         self._error: StartError | None = None
         self._leaving = threading.Event()
@@ -81,6 +84,7 @@ class RayLauncher(Launcher):
             self._ready.set()
         self._leaving.wait()
         if not self._guest:
+            self._show_janitor()
             ray.shutdown()
 
     def _connect(self) -> None:
@@ -92,8 +96,15 @@ class RayLauncher(Launcher):
                 place = {"_temp_dir": self._folder} if self._folder else {}
                 ray.init(**self._options, **place)
             _hush()
+            self._show_janitor()
         alive = [node for node in ray.nodes() if node["Alive"]]
         self._nodes = {node["NodeManagerHostname"]: node["NodeID"] for node in alive}
+
+    def _show_janitor(self) -> None:
+        """Let it know Ray's processes: some of them would outlive the others by a minute."""
+        if self._janitor is not None:
+            children = psutil.Process().children(recursive=True)
+            self._janitor.watch(child.pid for child in children)
 
     def _await(self) -> None:
         self._ready.wait()
@@ -144,8 +155,8 @@ class RayLauncher(Launcher):
             self._leaving.set()
             self._thread.join(GONE_S)
             self._server.close()
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            if self._janitor is not None:
+                self._janitor.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +217,8 @@ class _Actor(Process):
             options["scheduling_strategy"] = strategy
         self._actor = ray.remote(_Host).options(**options).remote()
         self._actor.birth.remote().future().add_done_callback(self._born)
-        self._actor.run.remote(payload, seat).future().add_done_callback(self._died)
+        running = self._actor.run.options(name=self.name).remote(payload, seat)
+        running.future().add_done_callback(self._died)
 
     def _born(self, future: Any) -> None:
         if future.exception() is None:
@@ -252,6 +264,12 @@ def _options(address: str, cores: int, show_output: bool) -> dict[str, Any]:
 def _cores(devices: tuple[str, ...]) -> tuple[int, ...]:
     names = (device.rpartition("/")[2].partition(":") for device in devices)
     return tuple(int(index) for kind, _, index in names if kind == "core")
+
+
+def _folder() -> str:
+    """A temporary folder whose name leaves room for Ray's sockets, of at most 107 bytes."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="rlinf-", dir=usual if len(usual) < SHORT else "/tmp")
 
 
 def _own_host() -> str:

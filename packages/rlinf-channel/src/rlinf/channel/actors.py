@@ -298,13 +298,17 @@ class Consumer:
             if isinstance(command, Accepted):
                 for item in inputs:
                     self.world.effect("in", str(item.payload))
-                    assert self.world.holders.pop(("in", str(item.payload))) == id_
+                    assert self.world.holders.pop(("in", str(item.payload)), None) == id_
             if self.id == id_:
                 self._committed(tags, command)
 
         request = self.world.request(answer, deadline)
         put = Put(request, id_, self.sequence, outputs, deadline, atomic=True)
         self.sequence += len(outputs)
+        fate = rng.random()
+        if fate < 0.15 and self.crashes_left:
+            self.world.later(rng.random(), self._alive(self._crash))
+        self.silent = fate > 0.85  # if it has to wait for room, the lease may run out meanwhile
         self.world.step("in", Commit("in", "out", id_, tags, put))
 
     def _committed(self, tags: tuple[int, ...], command: Command) -> None:

@@ -98,22 +98,31 @@ def uncrate(message: Crate) -> list[tuple[Cargo, float, str | None]]:
     Raises:
         ValueError: The message is malformed.
     """
+    try:
+        return _read(message)
+    except (struct.error, IndexError, TypeError) as error:
+        raise ValueError(f"malformed items: {error}") from error
+
+
+def _read(message: Crate) -> list[tuple[Cargo, float, str | None]]:
     rows, block, parcels, keys = message
     view = block if isinstance(block, memoryview) else memoryview(block)
-    large = iter(parcels)
     items: list[tuple[Cargo, float, str | None]] = []
-    at = 0
+    at = large = 0
     count = len(rows) // _ROW.size
     names: Iterable[str | None] = (None,) * count if keys is None else keys
     for (weight, nbytes, kind), key in zip(_ROW.iter_unpack(rows), names, strict=True):
         if kind == LARGE:
-            items.append((Cargo(kind, nbytes, next(large)), weight, key))
+            items.append((Cargo(kind, nbytes, parcels[large]), weight, key))
+            large += 1
             continue
         end = at + (_slice_bytes(view, at) if kind == SMALL else nbytes + -nbytes % ALIGN)
         items.append((Cargo(kind, nbytes, view[at:end]), weight, key))
         at = end
-    if at != len(view):
-        raise ValueError(f"a block of {len(view)} bytes holds items of {at} bytes")
+    if at != len(view) or large != len(parcels):
+        raise ValueError(
+            f"{len(view)} bytes and {len(parcels)} parcels hold items of {at} bytes and {large}"
+        )
     return items
 
 

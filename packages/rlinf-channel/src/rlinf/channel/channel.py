@@ -1,6 +1,6 @@
 """Channel: the door. A named queue between producers and consumers in any process on any host."""
 
-import logging
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,12 +12,10 @@ from rlinf.channel.inbox import Inbox
 from rlinf.channel.link import Link, ask
 from rlinf.channel.outbox import Outbox
 from rlinf.channel.producer import Producer
-from rlinf.channel.session import session_of
+from rlinf.channel.session import Session, session_of
 from rlinf.channel.statistics import ChannelStatistics
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.handle import DEFAULT, TimeoutLike
-
-log = logging.getLogger(__name__)
 
 SERVER = "channel/0"
 
@@ -44,8 +42,11 @@ class Channel(Producer, Consumer):
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._outbox = Outbox(link)
-        self._inbox = Inbox(link, session_of(link.endpoint), self._outbox.server_lost)
+        session = session_of(link.endpoint)
+        self._outbox = Outbox(link, session)
+        self._inbox = Inbox(link, session, self._outbox.server_lost)
+        session.before_end(-link.number, self._inbox.farewell)
+        weakref.finalize(self, _forget, session, self._inbox, link.number).atexit = False
 
     @classmethod
     def create(
@@ -153,3 +154,9 @@ class Channel(Producer, Consumer):
         log, every `connection_timeout_s`, that it is still waiting and for what.
         """
         return self._iterate()
+
+
+def _forget(session: Session, inbox: Inbox, number: int) -> None:
+    """The user's channel object is gone: its consumer ends, on another thread."""
+    session.before_end(-number, None)
+    session.soon(inbox.farewell)

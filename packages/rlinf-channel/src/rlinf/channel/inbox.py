@@ -209,6 +209,18 @@ class Inbox:
             self._failed = ServerLost(link.channel, link.server, "get", reason)
         self._on_lost(reason)
 
+    def farewell(self) -> None:
+        """Nobody gets from here any more: tell what is done, give back what is not."""
+        with self._lock:
+            done = self._take_done()
+            left = self._begun + [tag for tag, _ in self._local]
+            self._begun.clear()
+            self._local.clear()
+        if self._failed is None:
+            if done:
+                self._link.call("settle", ranges(sorted(done)), Outcome.DONE.value)
+            self.give_back(left)
+
     # Under the lock
 
     def _check(self) -> None:

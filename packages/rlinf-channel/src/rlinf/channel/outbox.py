@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from rlinf.channel.batching import Cargo, crate
 from rlinf.channel.errors import ChannelClosed, ChannelError, Full, ServerLost
 from rlinf.channel.link import GRACE_S, Link, Reply
+from rlinf.channel.session import Session
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.comm.handle import Handle
@@ -46,8 +47,9 @@ class _Message:
 class Outbox:
     """Puts of one channel object. Thread-safe; items keep the order in which they were added."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, session: Session) -> None:
         self._link = link
+        self._session = session
         self._window_items = link.config.put_window_items
         self._window_bytes = link.config.window_bytes
         self._lock = threading.Lock()
@@ -134,6 +136,9 @@ class Outbox:
                 return
             self._await(oldest, deadline)
 
+    def _end(self) -> None:
+        self.flush(time.monotonic() + self._link.endpoint.config.linger_s)
+
     def server_lost(self, reason: str) -> None:
         """Nothing of this outbox will be acknowledged any more."""
         link = self._link
@@ -181,7 +186,7 @@ class Outbox:
         message, self._gathered = self._gathered, None
         if message is None:
             return []
-        self._on_the_way.append(message)
+        self._launch(message)
         return [message]
 
     def _number(self, items: Sequence[Loaded]) -> _Message:
@@ -189,11 +194,13 @@ class Outbox:
         message.items = list(items)
         message.nbytes = sum(item[0].nbytes for item in items)
         self._next += len(items)
+        self._items += len(items)
+        self._nbytes += message.nbytes
         return message
 
     def _launch(self, message: _Message) -> None:
-        self._items += len(message.items)
-        self._nbytes += message.nbytes
+        if not self._on_the_way:
+            self._session.before_end(self._link.number, self._end)
         self._on_the_way.append(message)
 
     # Without the lock
@@ -236,6 +243,8 @@ class Outbox:
             elif not isinstance(error, Full):
                 self._fail(error, message)
             ready = self._seal() if self._failed is None else []
+            if not self._on_the_way:
+                self._session.before_end(self._link.number, None)
         for handle in message.handles:
             _complete(handle, error)
         for following in ready:

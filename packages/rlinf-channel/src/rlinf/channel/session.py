@@ -1,13 +1,19 @@
 """What the channel clients of one endpoint share: numbers, recalls, renewals, news of losses."""
 
+import atexit
 import itertools
 import logging
+import queue
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
+from rlinf.channel.errors import ChannelError
 from rlinf.comm.endpoint import Endpoint
-from rlinf.comm.events import Event, Lost
+from rlinf.comm.errors import CommError
+from rlinf.comm.events import Closing, Event, Lost
 from rlinf.comm.request import Request
 
 log = logging.getLogger(__name__)
@@ -35,18 +41,24 @@ class Keeper(Protocol):
 
 
 class Session:
-    """One per endpoint, made on first use. Its thread runs only while something is held."""
+    """One per endpoint, made on first use.
+
+    Its thread renews leases; it sleeps without a deadline while nothing is held.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._numbers = itertools.count(1)
         self._keepers: weakref.WeakValueDictionary[int, Keeper] = weakref.WeakValueDictionary()
+        self._closers: dict[int, Callable[[], None]] = {}
         self._lock = threading.Lock()
-        self._holding = threading.Event()
+        self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._holding = False
         self._thread: threading.Thread | None = None
         self._name = str(endpoint.id)
-        self._changed = threading.Event()
+        self._closed = False
         endpoint.serve(CLIENT_SERVICE, self._serve)
         endpoint.add_sink(self._notice)
+        atexit.register(_at_exit, weakref.ref(self))
 
     def number(self) -> int:
         """A number for one more client, not used before on this endpoint."""
@@ -56,37 +68,61 @@ class Session:
         """Have this keeper hear of recalls and losses, for as long as it lives."""
         with self._lock:
             self._keepers[number] = keeper
-        self._changed.set()  # its lease may be shorter than the pause under way
+        self._mail.put(_nothing)  # its lease may be shorter than the pause under way
 
     def hold(self) -> None:
-        """Something is held: see that it is renewed."""
-        if self._holding.is_set():
+        """Something is held, or waited for: see that it is renewed."""
+        if self._holding:
             return
         with self._lock:
-            self._holding.set()
+            self._holding = True
             if self._thread is None:
                 name = f"rlinf-leases-{self._name}"
-                self._thread = threading.Thread(target=self._renew, name=name, daemon=True)
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
+        self._mail.put(_nothing)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Run `action` on the session's thread; safe to call from a finalizer."""
+        self._mail.put(action)
+
+    def before_end(self, number: int, action: Callable[[], None] | None) -> None:
+        """Run `action` before the endpoint closes or the program ends; None: not any more."""
+        if action is None:
+            self._closers.pop(number, None)
+        else:
+            self._closers[number] = action
+
+    def closing(self) -> None:
+        """Leave nothing behind that was taken over and is not sent yet."""
+        if self._closed:
+            return
+        self._closed = True
+        for action in list(self._closers.values()):
+            try:
+                action()
+            except (ChannelError, CommError) as error:
+                log.warning("at the end of %s: %s", self._name, error)
+        self._mail.put(_nothing)
 
     def _living(self) -> list[Keeper]:
         with self._lock:
             return list(self._keepers.values())
 
-    def _renew(self) -> None:
-        while True:
-            if self._changed.wait(min((k.lease_s for k in self._living()), default=1.0) / 3):
-                self._changed.clear()
-                continue
-            self._holding.clear()
-            held = [keeper.renew() for keeper in self._living()]  # each of them, not the first only
-            if any(held):
-                self._holding.set()
-                continue
-            with self._lock:
-                if not self._holding.is_set():
-                    self._thread = None
-                    return
+    def _run(self) -> None:
+        renewed_at = time.monotonic()
+        while not self._closed:
+            pause_s = None
+            if self._holding:
+                lease_s = min((keeper.lease_s for keeper in self._living()), default=1.0)
+                pause_s = max(0.0, renewed_at + lease_s / 3 - time.monotonic())
+            try:
+                self._mail.get(timeout=pause_s)()
+            except queue.Empty:
+                renewed_at = time.monotonic()
+                self._holding = False
+                held = [keeper.renew() for keeper in self._living()]
+                self._holding |= any(held)
 
     def _serve(self, request: Request) -> None:
         operation, number = request.payload
@@ -95,10 +131,22 @@ class Session:
         request.reply(tuple(tags))
 
     def _notice(self, event: Event) -> None:
-        if isinstance(event, Lost):
+        if isinstance(event, Closing):
+            self.closing()
+        elif isinstance(event, Lost):
             for keeper in self._living():
                 if keeper.server == str(event.peer):
                     keeper.server_lost(event.reason)
+
+
+def _nothing() -> None:
+    """Wakes the session's thread."""
+
+
+def _at_exit(session: "weakref.ref[Session]") -> None:
+    living = session()
+    if living is not None:
+        living.closing()
 
 
 _sessions: weakref.WeakKeyDictionary[Endpoint, Session] = weakref.WeakKeyDictionary()

@@ -4,7 +4,7 @@
 producers whose messages are lost, repeated and reordered, consumers that crash, pause past their
 lease and come back, commits, bounds, deadlines. They raise `Violation` with the seed and a short
 story; the same seed plays the same schedule again. `DequeModel` is what a channel means when
-nothing fails, for comparison step by step.
+nothing fails, for comparison step by step. `Rig` puts real workers around a real server.
 """
 
 import heapq
@@ -26,9 +26,10 @@ from rlinf.channel.lock_core import (
     Release,
 )
 from rlinf.channel.messages import ClientId, Gone, Refused, Settled, Tick
+from rlinf.channel.rig import Program, Rig, host
 from rlinf.channel.simulation import World
 
-__all__ = ["DequeModel", "Violation", "check_channel", "check_lock"]
+__all__ = ["DequeModel", "Program", "Rig", "Violation", "check_channel", "check_lock", "host"]
 
 
 class Violation(AssertionError):

@@ -56,7 +56,7 @@ def measure(quick: bool) -> dict[str, object]:
     with contestants(quick) as started:
         for megabytes, rounds in ((1, 60), (10, 30), (100, 12)):
             name = f"dict of 10 arrays, {megabytes} MB, delivered and acknowledged"
-            figures[name] = large(name, started, megabytes, rounds // 3 if quick else rounds)
+            figures[name] = large(name, started, megabytes, rounds // 4 if quick else rounds)
         for question in (round_trip, one_way, first_contact):
             name, rows = question(started, quick)
             figures[name] = rows
@@ -82,7 +82,7 @@ def round_trip(started: dict[str, Any], quick: bool) -> tuple[str, object]:
     """64 bytes there and back."""
     name = "64 bytes, there and back"
     runs = {who: lambda c=c: c.ping(SMALL) for who, c in started.items() if hasattr(c, "ping")}
-    samples = harness.race(runs, 150 if quick else 800, warmup=20)
+    samples = harness.race(runs, 100 if quick else 800, warmup=20)
     return name, harness.show(name, samples, "Unix socket")
 
 
@@ -105,7 +105,7 @@ def first_contact(started: dict[str, Any], quick: bool) -> tuple[str, object]:
     ranks = {who: iter(range(1, PEERS)) for who in ("rlinf shm", "rlinf tcp")}
     runs = {who: lambda w=who: started[w].meet(next(ranks[w])) for who in ranks}
     runs["Unix socket"] = started["Unix socket"].meet
-    samples = harness.race(runs, PEERS - 3, warmup=2)
+    samples = harness.race(runs, 10 if quick else PEERS - 3, warmup=2)
     return name, harness.show(name, samples, "Unix socket")
 
 
@@ -194,6 +194,6 @@ def codec(quick: bool) -> object:
             floor = "pickle 5, buffers out of band"
             runs[floor] = lambda value=value: pickled(value)
             runs["unpickle"] = lambda data=data, out=buffers: pickle.loads(data, buffers=out)
-        samples = harness.race(runs, 200 if quick else 2000, warmup=20, patience_s=1.0)
+        samples = harness.race(runs, 100 if quick else 2000, warmup=20, patience_s=1.0)
         figures[name] = harness.show(f"codec: {name}", samples, floor)
     return figures

@@ -212,16 +212,33 @@ class Cluster:
         return self._background(self._settle, flow)
 
     def _settle(self, flow: Flow) -> None:
+        """Close the output: those downstream come to their end. Then forget what was read."""
         if flow.output is not None:
-            flow.output.open(self.endpoint).close()
+            with self._lock:
+                _, channel = self._channels.get(flow.output.name, (0, None))
+            (channel or flow.output.open(self.endpoint)).close()
+        self._submit(self._forget, flow)
+
+    def _forget(self, flow: Flow) -> None:
         with self._lock:
             _, channel = self._channels.pop(flow.input.name, (0, None))
-        if channel is not None:
-            try:
-                channel.delete()
-            except ChannelBusy:  # another group reads from it too, and is not done
-                with self._lock:
-                    self._channels[flow.input.name] = (flow.iteration, channel)
+        if channel is None:
+            return
+        try:
+            channel.delete()
+        except ChannelBusy:  # another group reads from it too, and is not done
+            with self._lock:
+                self._channels[flow.input.name] = (flow.iteration, channel)
+        except (ChannelError, CommError) as error:
+            log.debug("channel %s was not deleted: %s", flow.input.name, error)
+
+    def _submit(self, function: Callable[..., None], *args: object) -> bool:
+        """Have it run away from the dispatching thread; False once the cluster is being closed."""
+        try:
+            self._settlers.submit(function, *args)
+        except RuntimeError:
+            return False
+        return True
 
     def _background(self, function: Callable[[Flow], None], flow: Flow) -> Handle[None]:
         """Run what may block away from the dispatching thread that asks for it."""
@@ -235,9 +252,7 @@ class Cluster:
             else:
                 done.set_result(None)
 
-        try:
-            self._settlers.submit(run)
-        except RuntimeError:
+        if not self._submit(run):
             done.set_error(ClusterClosed("the cluster was closed before a stage was settled"))
         return done
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rlinf.workers.roles import GenerationRequest, Group, PartialStats, ScoredGroup, StepStats
-from rlinf.workers.stage import stage
+from rlinf.workers.stages import stage
 from rlinf.workers.worker import Worker
 
 if TYPE_CHECKING:

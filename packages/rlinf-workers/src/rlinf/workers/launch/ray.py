@@ -54,18 +54,29 @@ class RayLauncher(Launcher):
         self._options = _options(address, cores, show_output)
         self._processes: list[_Actor] = []
         self._nodes: dict[str, str] = {}
+        self._ready, self._leaving = threading.Event(), threading.Event()
+        self._error: StartError | None = None
+        self._guest = False
+        server = None if address else RegistryServer(host="127.0.0.1")
         self._folder = "" if address else _folder()
         self._janitor = Janitor(self._folder) if self._folder else None
-        self._ready = threading.Event()
-        self._error: StartError | None = None
-        self._leaving = threading.Event()
-        self._guest = False
         self._thread = threading.Thread(target=self._stay, name="rlinf-ray", daemon=True)
         self._thread.start()
-        if address:
-            self._await()
-        self._server = RegistryServer(host=_own_host() if address else "127.0.0.1")
+        try:
+            self._server = server or self._serve()
+        except BaseException:
+            self._leaving.set()
+            raise
         self.registry = self._server
+
+    def _serve(self) -> RegistryServer:
+        """The registry on the interface that the other nodes of a joined cluster reach."""
+        import ray.util
+
+        self._await()
+        host = str(ray.util.get_node_ip_address())
+        log.info("the registry listens on %s, the address by which Ray knows this machine", host)
+        return RegistryServer(host=host)
 
     def _stay(self) -> None:
         """Connect, stay until the end, and disconnect: all on one thread.
@@ -225,10 +236,10 @@ class _Actor(Process):
             self._birth = future.result()
 
     def _died(self, future: Any) -> None:
-        error = future.exception()
-        self._gone.set()
-        output = self._birth.output if self._birth and self._birth.machine == host_id() else ""
+        error, birth = future.exception(), self._birth
+        output = birth.output if birth and birth.machine == host_id() else ""
         self._ended("it ended by itself" if error is None else _cause(error, output))
+        self._gone.set()  # whoever joins knows by then how it ended
 
     def kill(self) -> None:
         """Kill the process and forget the actor."""
@@ -270,12 +281,6 @@ def _folder() -> str:
     """A temporary folder whose name leaves room for Ray's sockets, of at most 107 bytes."""
     usual = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="rlinf-", dir=usual if len(usual) < SHORT else "/tmp")
-
-
-def _own_host() -> str:
-    import ray.util
-
-    return str(ray.util.get_node_ip_address())
 
 
 def _cause(error: BaseException, output: str) -> str:

@@ -1,15 +1,15 @@
-"""Caller: handles with deadlines, and calls of services, for an endpoint and its registry."""
+"""Caller: calls of services, for an endpoint and its registry."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from rlinf.comm.address import WorkerId
-from rlinf.comm.errors import CommError, Timeout
 from rlinf.comm.exchange import Exchange
 from rlinf.comm.frame import REQUEST
-from rlinf.comm.handle import Handle
-from rlinf.comm.mailbox import Any_
+from rlinf.comm.handle import Handle, TimeoutLike
+from rlinf.comm.manager import ConnectionManager
+from rlinf.comm.patience import Patience
+from rlinf.comm.peers import Peer, Peers
 from rlinf.comm.progress import Loop
 
 
@@ -18,46 +18,42 @@ class Caller:
 
     Attributes:
         me: The endpoint's name.
-        timeout_s: The deadline of what names none.
+        patience: Its deadlines.
     """
 
-    def __init__(self, exchange: Exchange, loop: Loop, timeout_s: float) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        peers: Peers,
+        manager: ConnectionManager,
+        patience: Patience,
+        loop: Loop,
+    ) -> None:
         self.me = exchange.me
-        self.timeout_s = timeout_s
+        self.patience = patience
         self._exchange = exchange
+        self._peers = peers
+        self._manager = manager
         self._loop = loop
 
-    def handle(self, what: str) -> Handle[Any]:
-        """A handle whose waiter drives the endpoint."""
-        return Handle(what, progress=self._loop, timeout_s=self.timeout_s)
-
-    def call(
-        self, service: str, payload: object, peer: WorkerId, limit: float | None
-    ) -> Handle[Any]:
+    def call(self, service: str, payload: object, peer: Peer, timeout: TimeoutLike) -> Handle[Any]:
         """Ask a service; the handle fails at the deadline."""
-        handle = self.handle(f"call {service!r} of {peer}")
+        handle = self.patience.handle(f"call {service!r} of {peer.id}")
         frame = self._exchange.pack(REQUEST, payload, service=service)
         frame.cares = handle
-        frame.ident = self._exchange.calls.add(handle, peer)
-        self.expire(handle, limit, lambda: self.late(handle, peer, limit))
-        self._exchange.sent(peer, frame)
-        self._exchange.connections.post(peer, frame)
+        frame.ident = self._exchange.calls.add(handle, peer.id)
+        self.patience.expire(
+            handle,
+            timeout,
+            lambda said, limit: self.patience.why_late(peer, self._manager, said, limit),
+        )
+        self._exchange.sent(peer.id, frame)
+        self._manager.outbox.post(peer, frame)
         return handle
 
-    def expire(
-        self, handle: Handle[Any], limit: float | None, error: Callable[[], BaseException]
-    ) -> None:
-        """Complete the handle with `error()` after `limit` seconds, if it is not done by then."""
-        handle.timeout_s = limit
-        if limit is not None and not handle.done():
-            self._loop.expire(time.monotonic() + limit, handle, error)
-
-    def late(self, handle: Handle[Any], peer: WorkerId | Any_, limit: float | None) -> CommError:
-        """What to say of an operation whose deadline has passed."""
-        said = f"{handle.what}: not done within {limit} s"
-        if isinstance(peer, Any_):
-            return Timeout(f"{said}; nobody sent anything", operation=handle.what, timeout_s=limit)
-        return self._exchange.connections.why_late(peer, said, handle.what, limit)
+    def ask(self, service: str, payload: object, to: WorkerId, timeout: TimeoutLike) -> Handle[Any]:
+        """`call`, by name."""
+        return self.call(service, payload, self._peers.get(to), timeout)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something on the dispatching thread after that time."""

@@ -20,8 +20,7 @@ class CommConfig:
     Attributes:
         connection_timeout_s: Deadline of every wait that names none of its own, of a registry
             lookup and of making a connection. Also `CONNECTION_TIMEOUT` in the environment.
-        heartbeat_s: How often a worker renews its lease in the registry.
-        lease_s: How long the registry believes in a worker that no longer renews.
+        heartbeat_s: How often a worker renews its lease in the registry; best a third of the lease.
         pool_bytes: Upper bound of the shared memory this endpoint writes messages into; 0: a
             fifth of the free memory, at most 4 GiB.
         inline_bytes: Buffers up to this size travel beside the header, larger ones in the pool.
@@ -44,7 +43,6 @@ class CommConfig:
 
     connection_timeout_s: float = 30.0
     heartbeat_s: float = 5.0
-    lease_s: float = 15.0
     pool_bytes: int = 0
     inline_bytes: int = 4096
     window_bytes: int = 1 << 30
@@ -65,11 +63,6 @@ class CommConfig:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
                 raise ConfigError(f"CommConfig.{field.name} is {value}; it must not be negative")
-        if self.lease_s <= self.heartbeat_s:
-            raise ConfigError(
-                f"CommConfig.lease_s is {self.lease_s} and heartbeat_s {self.heartbeat_s}: "
-                "a lease must outlive the heartbeat that renews it, best by three times"
-            )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "CommConfig":
@@ -108,6 +101,6 @@ def _convert(key: str, value: object, kind: object) -> object:
             return tuple(part.strip() for part in value.split(",") if part.strip())
         if kind is bool:
             return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
-        return kind(value) if kind in (int, float) else value  # type: ignore[operator]
+        return kind(value) if kind in (int, float) else value
     except (ValueError, KeyError):
         raise ConfigError(f"CommConfig.{key} is {value!r}, which is no {kind}") from None

@@ -4,26 +4,29 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlinf.comm.address import WorkerId
+from rlinf.comm.arena import empty
 from rlinf.comm.caller import Caller
 from rlinf.comm.config import CommConfig
 from rlinf.comm.device import Device
-from rlinf.comm.errors import CommError, EndpointClosed, ForkedProcess, Timeout
-from rlinf.comm.events import Sink
+from rlinf.comm.errors import CommError, EndpointClosed, ForkedProcess
+from rlinf.comm.events import Closing, Sink
 from rlinf.comm.exchange import Exchange
 from rlinf.comm.fork import guard
 from rlinf.comm.frame import MESSAGE, Outgoing
-from rlinf.comm.handle import DEFAULT, Default, Handle, TimeoutLike
+from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
-from rlinf.comm.lifecycle import DEAD_AFTER_S
 from rlinf.comm.mailbox import ANY, Any_
 from rlinf.comm.manager import ConnectionManager, Outfit
 from rlinf.comm.membership import Membership
+from rlinf.comm.patience import Patience
+from rlinf.comm.peers import Peer, Peers
 from rlinf.comm.plugins import transports
 from rlinf.comm.progress import Loop
+from rlinf.comm.reception import Reception
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
 from rlinf.comm.transports.base import Surroundings, Transport
@@ -32,6 +35,7 @@ from rlinf.comm.transports.tcp import host_towards
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1 << 16
+STATISTICS = "rlinf.statistics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Endpoint:
         epoch: Its incarnation.
         record: What the registry tells others about it.
         config: Its settings.
+        registry: The registry it is in.
     """
 
     def __init__(
@@ -82,12 +87,6 @@ class Endpoint:
         if not config.host:
             config = replace(config, host=host_towards(registry.host))
         self.config = config
-        self._ids: dict[str, WorkerId] = {}
-        self._refusal: CommError | None = None
-        self._exchange = Exchange(self.id, allow_pickle=config.allow_pickle)
-        if sink is not None:
-            self._exchange.sinks.append(sink)
-        self._loop = Loop(f"rlinf-{self.id}")
         self.record = WorkerRecord(
             self.id,
             time.time_ns(),
@@ -97,45 +96,61 @@ class Endpoint:
             metadata=dict(metadata or {}),
         )
         self.epoch = self.record.epoch
-        self._caller = Caller(self._exchange, self._loop, config.connection_timeout_s)
-        self._registry = registry.bind(self._caller)
-        self._manager = ConnectionManager(self._outfit(registry.token))
-        self._exchange.connections = self._manager
+        self._refusal: CommError | None = None
+        self._known: dict[object, Peer] = {}
         self._transports: dict[str, Transport] = {}
-        self._membership = Membership(self._registry, self._loop, config.heartbeat_s)
-        guard(self)
+        self._loop = Loop(f"rlinf-{self.id}")
+        self._furnish(registry)
+        if sink is not None:
+            self._exchange.sinks.append(sink)
+        self._exchange.services.add(STATISTICS, lambda r: r.reply(asdict(self.statistics())))
+        guard(self, Endpoint._after_fork)
         try:
-            self._open()
+            self._open(registry.token)
         except BaseException:
             self.close()
             raise
 
-    def _outfit(self, token: bytes) -> Outfit:
-        limit = self.config.connection_timeout_s
-        return Outfit(
+    def _furnish(self, registry: Registry) -> None:
+        """Make the parts, and let them know each other."""
+        config, limit = self.config, self.config.connection_timeout_s
+        self._peers = Peers(self.id, config.window_bytes)
+        self._exchange = Exchange(self.id, self._peers, allow_pickle=config.allow_pickle)
+        outfit = Outfit(
             me=self.record,
-            token=token,
             loop=self._loop,
-            find=lambda id, fresh: self._registry.find(id, limit, fresh=fresh),
-            unknown=self._registry.unknown,
+            find=lambda id, fresh: self.registry.find(id, limit, fresh=fresh),
             upward=self._exchange,
-            window_bytes=self.config.window_bytes,
-            timeout_s=limit,
-            priority=self.config.backend_priority,
+            window_bytes=config.window_bytes,
+            priority=config.backend_priority,
         )
+        self._manager = ConnectionManager(outfit, self._peers)
+        self._outbox = self._exchange.outbox = self._manager.outbox
+        self._patience = Patience(
+            self._loop, limit, config.watch_s, lambda id, limit: self.registry.unknown(id, limit)
+        )
+        self._caller = Caller(
+            self._exchange, self._peers, self._manager, self._patience, self._loop
+        )
+        self.registry = registry.bind(self._caller)
+        self._membership = Membership(self.registry, self._loop, config.heartbeat_s)
 
-    def _open(self) -> None:
+    def _open(self, token: bytes) -> None:
+        """Listen, then register: who is found can be reached."""
+        reception = Reception(self._peers, self._manager, self._exchange)
+        reception.begin(token, self._loop, self.config.connection_timeout_s)
         surroundings = Surroundings(
             name=f"{self.id}-{os.getpid()}-{self.epoch:x}",
             loop=self._loop,
             config=self.config,
-            owner=self._manager,
+            owner=reception,
+            deferred=self._peers.deferred,
         )
         for name, kind in transports()[0].items():
             self._transports[name] = kind(surroundings)
         addresses = tuple(transport.listen() for transport in self._transports.values())
-        self._manager.use(self._transports)
         self._manager.me = replace(self.record, addresses=addresses)
+        self._manager.use(self._transports, reception.greeter, reception)
         self.record = self._membership.join(self._manager.me, self.config.connection_timeout_s)
         self._manager.me = self.record
         self.epoch = self.record.epoch
@@ -153,16 +168,16 @@ class Endpoint:
             PeerLost: The peer is gone. UnknownWorker: It never registered.
             CodecError: The object cannot be encoded.
         """
-        self._check()
-        peer = self._id(to)
+        if self._refusal is not None:
+            raise self._refusal
+        peer = self._known.get(to) or self._peer(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
-        link = self._manager.link_to(peer)
+        link = peer.link
         copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
-        if copied and self._manager.try_post(peer, frame):
-            self._exchange.sent(peer, frame)
+        if copied and self._outbox.try_post(peer, frame):
+            self._exchange.sent(peer.id, frame)
             return
-        handle = self._post(frame, peer, "send to")
-        self._await(handle, peer, timeout)
+        self._await(self._post(frame, peer, "send to"), peer, timeout)
 
     def isend(
         self, obj: object, to: str | WorkerId, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -172,10 +187,10 @@ class Endpoint:
         The handle is done when the message has been handed to the transport.
         """
         self._check()
-        peer = self._id(to)
+        peer = self._peer(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
-        if self._manager.try_post(peer, frame):
-            self._exchange.sent(peer, frame)
+        if self._outbox.try_post(peer, frame):
+            self._exchange.sent(peer.id, frame)
             done: Handle[None] = Handle("isend", progress=self._loop)
             done.set_result(None)
             return done
@@ -198,10 +213,10 @@ class Endpoint:
             The error of the first receiver that failed, once all others have been sent to.
         """
         self._check()
-        peers = [self._id(one) for one in to]
+        peers = [self._peer(one) for one in to]
         packed = self._exchange.pack(MESSAGE, obj, tag=tag)
         handles = [self._post(packed.copy(), peer, "broadcast to") for peer in peers]
-        limit = self._limit(timeout)
+        limit = self._patience.limit(timeout)
         deadline = None if limit is None else time.monotonic() + limit
         failed: list[CommError] = []
         for handle, peer in zip(handles, peers, strict=True):
@@ -229,27 +244,26 @@ class Endpoint:
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
     ) -> tuple[Any, WorkerId]:
         """Like `recv`, but returns (object, who sent it)."""
-        self._check()
-        who = source if isinstance(source, Any_) else self._id(source)
+        if self._refusal is not None:
+            raise self._refusal
+        peer = None if isinstance(source, Any_) else self._known.get(source) or self._peer(source)
+        who = ANY if peer is None else peer.id
         letter = self._exchange.mailbox.take(who, tag)
         if letter is not None:
             return self._exchange.open(letter), letter.source
-        handle: Handle[tuple[Any, WorkerId]] = self._caller.handle(f"recv from {who} (tag {tag})")
-        self._exchange.ask(who, tag, handle, named=True)
-        self._watch(handle, who)
-        self._await(handle, who, timeout)
-        return handle.result(0.0)
+        handle = self._ask(peer, tag, named=True)
+        self._await(handle, peer, timeout)
+        received: tuple[Any, WorkerId] = handle.result(0.0)
+        return received
 
     def irecv(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
     ) -> Handle[Any]:
         """Receive without waiting; the handle's result is the object."""
         self._check()
-        who = source if isinstance(source, Any_) else self._id(source)
-        handle: Handle[Any] = self._caller.handle(f"recv from {who} (tag {tag})")
-        self._exchange.ask(who, tag, handle, named=False)
-        self._watch(handle, who)
-        self._expire(handle, who, timeout)
+        peer = None if isinstance(source, Any_) else self._peer(source)
+        handle = self._ask(peer, tag, named=False)
+        self._expire(handle, peer, timeout)
         return handle
 
     # -- services ------------------------------------------------------------------------------
@@ -259,7 +273,7 @@ class Endpoint:
     ) -> Handle[Any]:
         """Ask a service of another worker; the handle's result is its reply, or its error."""
         self._check()
-        return self._caller.call(service, payload, self._id(to), self._limit(timeout))
+        return self._caller.call(service, payload, self._peer(to), timeout)
 
     def serve(self, service: str, handler: Handler) -> None:
         """Answer calls of this name. The handler runs on the dispatching thread: never block it.
@@ -278,8 +292,6 @@ class Endpoint:
         is done with it, or send a copy. Ordinary memory where no transport has such.
         """
         self._check()
-        from rlinf.comm.arena import empty
-
         return empty(self._transports.values(), shape, dtype)
 
     def add_sink(self, sink: Sink) -> None:
@@ -289,7 +301,8 @@ class Endpoint:
     def statistics(self) -> EndpointStatistics:
         """What was sent and received, and which transport leads to whom."""
         counters = self._exchange.counters
-        links = {str(p.id): p.link.transport for p in self._manager.peers() if p.link is not None}
+        me = self.id
+        links = {str(p.id): p.link.transport for p in self._peers.all() if p.link and p.id != me}
         return EndpointStatistics(
             counters.sent,
             counters.sent_bytes,
@@ -300,21 +313,20 @@ class Endpoint:
         )
 
     def close(self) -> None:
-        """Send what is queued, say goodbye, fail what is pending with EndpointClosed. Idempotent."""
+        """Send what is queued, say goodbye, fail what is pending with EndpointClosed.
+
+        May be called again, and from any thread.
+        """
         if self._refusal is not None:
             return
+        self._exchange.emit(Closing(self.id, self.epoch, time.monotonic()))
         self._refusal = EndpointClosed(f"endpoint {self.id} is closed", operation="close")
         self._exchange.fail(self._refusal)
         self._linger()
         self._membership.leave(min(1.0, self.config.connection_timeout_s))
         self._manager.say_goodbye()
         self._linger()
-        for link in self._manager.links():
-            link.close("this endpoint was closed")
-        for peer in self._manager.peers():
-            for frame in peer.waiting:
-                if frame.cares is not None:
-                    frame.cares.set_error(self._refusal)
+        self._manager.close(self._refusal)
         for transport in self._transports.values():
             transport.close()
         self._exchange.fail(self._refusal)
@@ -331,14 +343,16 @@ class Endpoint:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def after_fork(self) -> None:
-        """In a forked child: refuse everything, touch nothing of the parent's."""
+    def _after_fork(self) -> None:
+        """In a forked child: refuse everything, touch nothing of the parent's, take no lock."""
+        if self._refusal is not None:
+            return
         self._refusal = ForkedProcess(
             f"endpoint {self.id} belongs to the parent process; "
             "start processes with the spawn or forkserver method and make an endpoint in each"
         )
         self._loop.abandon()
-        for link in self._manager.links():
+        for link in tuple(self._peers.links.values()):
             link.abandon()
         for transport in self._transports.values():
             transport.abandon()
@@ -347,58 +361,42 @@ class Endpoint:
         if self._refusal is not None:
             raise self._refusal
 
-    def _id(self, who: str | WorkerId) -> WorkerId:
-        if isinstance(who, WorkerId):
-            return who
-        known = self._ids.get(who)
+    def _peer(self, who: str | WorkerId) -> Peer:
+        known = self._known.get(who)
         if known is None:
-            known = self._ids[who] = WorkerId.parse(who)
+            known = self._known[who] = self._peers.get(WorkerId.parse(who))
         return known
 
-    def _limit(self, timeout: TimeoutLike) -> float | None:
-        return self.config.connection_timeout_s if isinstance(timeout, Default) else timeout
-
-    def _post(self, frame: Outgoing, peer: WorkerId, what: str) -> Handle[None]:
-        handle: Handle[None] = self._caller.handle(f"{what} {peer} ({frame.nbytes} bytes)")
+    def _post(self, frame: Outgoing, peer: Peer, what: str) -> Handle[None]:
+        handle: Handle[None] = self._patience.handle(f"{what} {peer.id} ({frame.nbytes} bytes)")
         frame.cares = handle
         frame.done = handle
-        self._manager.post(peer, frame)
-        self._exchange.sent(peer, frame)
+        self._outbox.post(peer, frame)
+        self._exchange.sent(peer.id, frame)
         return handle
 
-    def _await(self, handle: Handle[Any], peer: WorkerId | Any_, timeout: TimeoutLike) -> None:
+    def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Handle[Any]:
+        who = ANY if peer is None else peer.id
+        handle = self._patience.handle(f"recv from {who} (tag {tag})")
+        self._exchange.ask(who, tag, handle, named=named)
+        if peer is not None and peer.link is None and not handle.done():
+            self._patience.watch(handle, peer, self._manager, self._exchange)
+        return handle
+
+    def _await(self, handle: Handle[Any], peer: Peer | None, timeout: TimeoutLike) -> None:
         """Wait; a deadline that passes ends the operation itself."""
-        limit = self._limit(timeout)
-        try:
-            handle.wait(limit)
-        except Timeout:
-            handle.set_error(self._caller.late(handle, peer, limit))
-        error = handle.exception()
-        if error is not None:
-            raise error
+        self._patience.wait(
+            handle,
+            timeout,
+            lambda said, limit: self._patience.why_late(peer, self._manager, said, limit),
+        )
 
-    def _expire(self, handle: Handle[Any], peer: WorkerId | Any_, timeout: TimeoutLike) -> None:
-        limit = self._limit(timeout)
-        self._caller.expire(handle, limit, lambda: self._caller.late(handle, peer, limit))
-
-    def _watch(self, handle: Handle[Any], who: WorkerId | Any_) -> None:
-        """Whoever receives from a peer that is silent and not connected wants to see it die."""
-        if isinstance(who, Any_) or handle.done() or self._manager.link_to(who) is not None:
-            return
-
-        def look() -> None:
-            if not handle.done() and self._refusal is None:
-                self._manager.want(who)
-                later = self._loop.call_later(DEAD_AFTER_S, give_up)
-                handle.add_done_callback(lambda _: later.cancel())
-
-        def give_up() -> None:
-            lost = self._manager.lost(who)
-            if lost is not None:
-                handle.set_error(lost)
-
-        timer = self._loop.call_later(self.config.watch_s, look)
-        handle.add_done_callback(lambda _: timer.cancel())
+    def _expire(self, handle: Handle[Any], peer: Peer | None, timeout: TimeoutLike) -> None:
+        self._patience.expire(
+            handle,
+            timeout,
+            lambda said, limit: self._patience.why_late(peer, self._manager, said, limit),
+        )
 
     def _close_idle(self) -> None:
         if self._refusal is None:
@@ -411,7 +409,7 @@ class Endpoint:
         deadline = time.monotonic() + self.config.linger_s
 
         def look() -> None:
-            if not self._manager.is_busy() or time.monotonic() >= deadline:
+            if not self._outbox.is_busy() or time.monotonic() >= deadline:
                 flushed.set_result(None)
             else:
                 self._loop.call_later(0.002, look)

@@ -14,7 +14,8 @@ from rlinf.comm.events import Connected, Disconnected, Event, Lost, Received, Se
 from rlinf.comm.frame import ERROR, MESSAGE, NAMES, REPLY, REQUEST, Incoming, Outgoing
 from rlinf.comm.handle import Handle
 from rlinf.comm.mailbox import Letter, Mailbox, Source, Wish
-from rlinf.comm.manager import ConnectionManager
+from rlinf.comm.outbox import Outbox
+from rlinf.comm.peers import Peer, Peers, lost_error
 from rlinf.comm.request import Calls, Request, Services, rebuild
 from rlinf.comm.transports.base import Link
 
@@ -34,14 +35,15 @@ class Counters:
 class Exchange:
     """Mailbox, services and calls of one endpoint; told of payload on the dispatching thread."""
 
-    def __init__(self, me: WorkerId, *, allow_pickle: bool) -> None:
+    def __init__(self, me: WorkerId, peers: Peers, *, allow_pickle: bool) -> None:
         self.me = me
         self.mailbox = Mailbox()
         self.services = Services(me)
         self.calls = Calls()
         self.sinks: list[Sink] = []
         self.counters = Counters()
-        self.connections: ConnectionManager
+        self.outbox: Outbox
+        self._peers = peers
         self._allow_pickle = allow_pickle
 
     # -- encode and decode ---------------------------------------------------------------------
@@ -84,56 +86,67 @@ class Exchange:
 
         wish = Wish(source, handle, fulfil)
         letter = self.mailbox.wish(tag, wish)
-        if letter is None:
-            handle.add_done_callback(lambda _: self.mailbox.forget(tag, wish))
-        elif not fulfil(letter):
+        if letter is not None and not fulfil(letter):
             self.mailbox.give_back(letter)
 
     def _consumed(self, letter: Letter) -> None:
-        self.connections.consumed(letter.source, letter.frame.nbytes)
+        if letter.window.consume(letter.frame.nbytes):
+            self.outbox.credit(self._peers.get(letter.source))
 
     # -- told by the manager -------------------------------------------------------------------
 
-    def payload(self, link: Link, frame: Incoming) -> None:
+    def payload(self, link: Link, peer: Peer, frame: Incoming) -> None:
         """A message, request, reply or error has come."""
-        assert link.peer is not None
-        self.counters.received += 1
-        self.counters.received_bytes += frame.nbytes
+        counters = self.counters
+        counters.received += 1
+        counters.received_bytes += frame.nbytes
         if self.sinks:
-            at = time.monotonic()
-            what = NAMES[frame.kind]
-            self.emit(Received(link.peer, link.epoch, at, what, frame.tag, frame.nbytes))
+            at, what = time.monotonic(), NAMES[frame.kind]
+            self.emit(Received(peer.id, link.epoch, at, what, frame.tag, frame.nbytes))
         if frame.kind == MESSAGE:
-            self.mailbox.deliver(Letter(link.peer, link.epoch, frame))
+            self.mailbox.deliver(Letter(peer.id, frame, peer.window))
         elif frame.kind == REQUEST:
-            self._serve(link, link.peer, frame)
+            self._serve(link, peer, frame)
         else:
-            self._answered(link.peer, frame)
+            self._answered(peer.id, frame)
 
-    def connected(self, link: Link, because: str) -> None:
+    def connected(self, link: Link, peer: Peer) -> None:
         """A peer is connected."""
-        assert link.peer is not None
-        self.emit(Connected(link.peer, link.epoch, time.monotonic(), link.transport, because))
+        at = time.monotonic()
+        self.emit(Connected(peer.id, link.epoch, at, link.transport, peer.because))
 
-    def disconnected(self, peer: WorkerId, down: life.Down) -> None:
+    def disconnected(self, peer: Peer, down: life.Down) -> None:
         """A peer is not any more: what waits for it will not come."""
         now = time.monotonic()
         if down.idle:
-            self.emit(Disconnected(peer, down.epoch, now))
+            self.emit(Disconnected(peer.id, down.epoch, now))
             return
-        self.fail(self.connections.lost_error(peer, down.epoch, down.reason), peer)
-        self.emit(Lost(peer, down.epoch, now, down.reason, down.clean))
+        self.lost(peer, lost_error(peer.id, down.epoch, down.reason))
+        self.emit(Lost(peer.id, down.epoch, now, down.reason, down.clean))
 
-    def unreachable(self, peer: WorkerId, error: BaseException) -> None:
+    def unreachable(self, peer: Peer, error: BaseException) -> None:
         """A peer could not be connected to; if it is dead, what waits for it will not come."""
         if isinstance(error, PeerLost):
-            self.fail(error, peer)
+            self.lost(peer, error)
 
-    def fail(self, error: BaseException, peer: WorkerId | None = None) -> None:
-        """Fail the receives and calls that wait for this peer (None: all)."""
-        for wish in self.mailbox.wishes(peer):
+    def lost(self, peer: Peer, error: PeerLost) -> None:
+        """Fail what waits for this incarnation: its calls, and its receives if none was told yet.
+
+        The loss of an incarnation is told once: who receives again waits for the next one.
+        """
+        epoch = error.epoch or 0
+        wishes = self.mailbox.wishes(peer.id) if peer.told < epoch or not epoch else []
+        for wish in wishes:
+            peer.told = epoch
             wish.handle.set_error(_during(error, "recv"))
-        for handle in self.calls.of(peer):
+        for handle in self.calls.of(peer.id):
+            handle.set_error(_during(error, "call"))
+
+    def fail(self, error: BaseException) -> None:
+        """Fail all receives and calls that wait."""
+        for wish in self.mailbox.wishes():
+            wish.handle.set_error(_during(error, "recv"))
+        for handle in self.calls.of():
             handle.set_error(_during(error, "call"))
 
     def emit(self, event: Event) -> None:
@@ -154,19 +167,21 @@ class Exchange:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _serve(self, link: Link, source: WorkerId, frame: Incoming) -> None:
+    def _serve(self, link: Link, peer: Peer, frame: Incoming) -> None:
+        source = (peer.id, link.epoch)
+
         def answer(kind: int, value: object) -> None:
             reply = self.pack(kind, value, ident=frame.ident)
-            self.sent(source, reply)
-            self.connections.reply(link, reply)
+            self.sent(peer.id, reply)
+            self.outbox.reply(link, peer, reply)
 
         service = frame.service.decode(errors="replace")
         try:
             payload = self.unpack(frame)
         except CommError as error:
-            Request(service, None, (source, link.epoch), answer).fail(error)
+            Request(service, None, source, answer).fail(error)
             return
-        self.services.handle(Request(service, payload, (source, link.epoch), answer))
+        self.services.handle(Request(service, payload, source, answer))
 
     def _answered(self, peer: WorkerId, frame: Incoming) -> None:
         handle = self.calls.get(frame.ident)

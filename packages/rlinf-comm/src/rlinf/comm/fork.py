@@ -1,24 +1,23 @@
 """Fork detection: a child must not use, close or credit what belongs to its parent."""
 
 import functools
+import logging
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
-class Forkable(Protocol):
-    """Something to be told, in the child, that it is not the child's."""
-
-    def after_fork(self) -> None:
-        """Runs in the child, before anything else does."""
+_guarded: "weakref.WeakKeyDictionary[object, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 
 
-_guarded: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
-
-
-def guard(thing: Forkable) -> None:
-    """Call `thing.after_fork()` in every child forked from now on."""
-    _guarded.add(thing)
+def guard(thing: T, after_fork: Callable[[T], None]) -> None:
+    """Call `after_fork(thing)` in every child forked from now on, before anything else runs."""
+    _guarded[thing] = after_fork
     _install()
 
 
@@ -29,5 +28,8 @@ def _install() -> None:
 
 
 def _tell() -> None:
-    for thing in list(_guarded):
-        thing.after_fork()
+    for thing, after_fork in list(_guarded.items()):
+        try:
+            after_fork(thing)
+        except Exception:
+            log.exception("%r could not be told that it was forked", thing)

@@ -212,7 +212,8 @@ class Lifecycle:
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Take one event; returns what is to be done, in order."""
-        return _STEPS[type(event)](self, event, now)
+        commands: list[Command] = _STEPS[type(event)](self, event, now)
+        return commands
 
     def _wanted(self, _: Wanted, now: float) -> list[Command]:
         if self.phase is not Phase.ABSENT:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rlinf.comm.address import WorkerId
 from rlinf.comm.frame import Incoming
 from rlinf.comm.handle import Handle
+from rlinf.comm.window import Window
 
 
 class Any_:  # noqa: N801 - the type of the constant ANY
@@ -27,14 +28,14 @@ Source = WorkerId | Any_
 
 
 class Letter:
-    """A message that has arrived: from whom, and the frame."""
+    """A message that has arrived: from whom, the frame, and the window it has to be taken from."""
 
-    __slots__ = ("epoch", "frame", "order", "source")
+    __slots__ = ("frame", "order", "source", "window")
 
-    def __init__(self, source: WorkerId, epoch: int, frame: Incoming) -> None:
+    def __init__(self, source: WorkerId, frame: Incoming, window: Window) -> None:
         self.source = source
-        self.epoch = epoch
         self.frame = frame
+        self.window = window
         self.order = 0
 
 
@@ -83,17 +84,12 @@ class Mailbox:
         with self._lock:
             letter = self._take(wish.source, tag)
             if letter is None:
-                self._wishes.setdefault(tag, deque()).append(wish)
+                wishes = self._wishes.setdefault(tag, deque())
+                if wishes and wishes[0].handle.done():
+                    self._sweep(tag)
+                    wishes = self._wishes.setdefault(tag, deque())
+                wishes.append(wish)
             return letter
-
-    def forget(self, tag: int, wish: Wish) -> None:
-        """Withdraw a wish (a letter may be on its way to it all the same)."""
-        with self._lock:
-            wishes = self._wishes.get(tag)
-            if wishes is not None and wish in wishes:
-                wishes.remove(wish)
-                if not wishes:
-                    del self._wishes[tag]
 
     def give_back(self, letter: Letter) -> None:
         """A letter taken for a wish that was withdrawn meanwhile: the next one may have it."""
@@ -121,18 +117,27 @@ class Mailbox:
         return not self._letters
 
     def _matching(self, letter: Letter) -> Wish | None:
+        """Under the lock. Wishes whose handle is done (withdrawn, expired) are dropped."""
         wishes = self._wishes.get(letter.frame.tag)
         if wishes is None:
             return None
         for index, wish in enumerate(wishes):
             if wish.handle.done():
-                continue
-            if wish.source is ANY or wish.source == letter.source:
+                self._sweep(letter.frame.tag)
+                return self._matching(letter)
+            if wish.source is letter.source or wish.source is ANY or wish.source == letter.source:
                 del wishes[index]
                 if not wishes:
                     del self._wishes[letter.frame.tag]
                 return wish
         return None
+
+    def _sweep(self, tag: int) -> None:
+        pending = deque(wish for wish in self._wishes[tag] if not wish.handle.done())
+        if pending:
+            self._wishes[tag] = pending
+        else:
+            del self._wishes[tag]
 
     def _keep(self, letter: Letter, *, first: bool = False) -> None:
         queue = self._letters.setdefault(letter.frame.tag, {}).setdefault(letter.source, deque())

@@ -36,7 +36,7 @@ class Membership:
         return self._record
 
     def leave(self, timeout_s: float) -> None:
-        """Stop the heartbeat and unregister; a registry that cannot be reached is not waited for."""
+        """Stop the heartbeat and unregister; a registry that is away is not waited for."""
         if self._timer is not None:
             self._timer.cancel()
         record, self._record = self._record, None

@@ -1,5 +1,6 @@
 """Poller: waits for file descriptors and for a kick from another thread, one call a round."""
 
+import contextlib
 import logging
 import os
 import select
@@ -93,7 +94,5 @@ class Poller:
         ]
 
     def _drain(self, _: int) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._wake_in, 8)
-        except BlockingIOError:
-            pass

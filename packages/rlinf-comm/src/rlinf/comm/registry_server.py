@@ -109,7 +109,7 @@ class RegistryServer(MemoryRegistry):
         self.host = host
         self.watch(self._changed)
         heartbeat_s = min(5.0, lease_s / 3)
-        config = CommConfig(host=host, port=port, lease_s=lease_s, heartbeat_s=heartbeat_s)
+        config = CommConfig(host=host, port=port, heartbeat_s=heartbeat_s)
         self._endpoint = Endpoint(NAME, registry=self, config=config)
         self._endpoint.serve(SERVICE, self._serve)
         address = next(a for a in self._endpoint.record.addresses if a.scheme == "tcp")
@@ -160,7 +160,9 @@ class RegistryServer(MemoryRegistry):
                 request.fail(error)
 
         if timeout_s is not None and not found.done():
-            self._caller.expire(found, timeout_s, lambda: self.unknown(id, timeout_s))
+            self._caller.patience.expire(
+                found, timeout_s, lambda said, limit: self.unknown(id, limit)
+            )
         found.add_done_callback(answer)
 
     def _serve_members(self, request: Request) -> None:
@@ -263,8 +265,10 @@ class RegistryClient(Registry):
 
     def members(self, group: str | None = None) -> tuple[WorkerRecord, ...]:
         """Asks the server."""
-        asked = {"op": "members", "group": group}
-        return self._ask(asked, lambda rows: tuple(map(from_plain, rows))).result()
+        asked: dict[str, object] = {"op": "members", "group": group}
+        found = self._ask(asked, lambda rows: tuple(map(from_plain, rows)))
+        records: tuple[WorkerRecord, ...] = found.result()
+        return records
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Changes are told on the dispatching thread; they may be late, and be merged."""
@@ -293,8 +297,8 @@ class RegistryClient(Registry):
         timeout_s: float | None = None,
     ) -> Handle[Any]:
         caller = self._through()
-        limit = caller.timeout_s if timeout_s is None else timeout_s
-        handle: Handle[Any] = caller.handle(f"registry at {self.address}: {payload['op']}")
+        limit = caller.patience.timeout_s if timeout_s is None else timeout_s
+        handle: Handle[Any] = caller.patience.handle(f"registry at {self.address}: {payload['op']}")
         _Attempt(caller, payload, read, handle, time.monotonic() + limit).go()
         return handle
 
@@ -347,7 +351,7 @@ class _Attempt:
         """Ask once more."""
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         try:
-            asked = self._caller.call(SERVICE, self._payload, NAME, left)
+            asked = self._caller.ask(SERVICE, self._payload, NAME, left)
         except CommError as error:
             self._handle.set_error(error)
             return

@@ -126,8 +126,11 @@ class Calls:
         """Remember a call until its handle is done."""
         number = next(self._numbers)
         self._pending[number] = (handle, peer)
-        handle.add_done_callback(lambda _: self._pending.pop(number, None))
+        handle.add_done_callback(lambda _: self._forget(number))
         return number
+
+    def _forget(self, number: int) -> None:
+        self._pending.pop(number, None)
 
     def get(self, number: int) -> Handle[Any] | None:
         """The handle of a call that still waits."""

@@ -105,6 +105,8 @@ class Greeter:
 
     def frame(self, link: Link, frame: Incoming) -> None:
         """A frame of the handshake has come."""
+        if not self.is_shaking(link):
+            return
         try:
             if link.number in self._dialling:
                 self._answer_to_dial(link, frame)

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 
 from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.config import CommConfig
+from rlinf.comm.deferred import Deferred
 from rlinf.comm.frame import Incoming, Outgoing
 from rlinf.comm.progress import Loop
 
@@ -48,7 +49,7 @@ class Link(ABC):
         peer: Who is at the other end; set by the handshake.
         epoch: The incarnation of the peer; set by the handshake.
         credit: Called for each frame that leaves: bytes consumed here since the last one.
-        used_at: When a payload frame last came or went, for the idle close.
+        authenticated: Whether the handshake is done.
         clean: Whether the peer has said goodbye.
         unsent: Frames that had not left whole when the link was lost.
     """
@@ -63,13 +64,13 @@ class Link(ABC):
         self.peer: WorkerId | None = None
         self.epoch = 0
         self.credit: Callable[[], int] = _no_credit
-        self.used_at = 0.0
+        self.authenticated = False
         self.clean = False
         self.unsent: list[Outgoing] = []
 
-    @abstractmethod
     def authenticate(self) -> None:
         """The handshake is done: frames of every kind and size may come from now on."""
+        self.authenticated = True
 
     def stage(self, frame: Outgoing) -> bool:
         """Take what the frame carries into memory of the transport, if it has such.
@@ -114,12 +115,14 @@ class Surroundings:
         loop: Where to register descriptors and post callbacks.
         config: The endpoint's settings.
         owner: Whom links report to.
+        deferred: Where links put what calls back into the unknown; `send` may hold locks.
     """
 
     name: str
     loop: Loop
     config: CommConfig
     owner: LinkOwner
+    deferred: Deferred
 
 
 class Transport(ABC):

@@ -20,8 +20,9 @@ import socket
 import struct
 import threading
 import weakref
+import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,12 +47,16 @@ _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4) if hasattr(socket, "CMSG_SPACE") els
 
 
 class Placed(NamedTuple):
-    """A buffer in shared memory, and what keeps it there; inline where `segment` is None."""
+    """A buffer in shared memory, and what keeps it there; inline where `segment` is None.
+
+    `check` is its checksum where it is to be compared once it comes back (`debug_in_place`).
+    """
 
     segment: Segment | None
     offset: int
     length: int
     keep: object
+    check: int | None = None
 
 
 class _View(weakref.ref[Bytes]):
@@ -137,11 +142,14 @@ class ShmLink(StreamLink):
             if segment is None or segment.uid in self._introduced:
                 continue
             uid = segment.uid
-            self._introduced[uid] = weakref.ref(segment, lambda _, u=uid: self._dropped.append(u))
+            self._introduced[uid] = weakref.ref(segment, self._dropper(uid))
             head = Outgoing(SEGMENT, struct.pack("<Q", segment.size), ident=uid)
             entry = Entry(self._encode(head), head, True, (segment.fd,))
             entry.keep = segment
             self._wire.append(entry)
+
+    def _dropper(self, uid: int) -> Callable[[weakref.ref[Segment]], None]:
+        return lambda _: self._dropped.append(uid)
 
     def _descriptors(self, frame: Outgoing) -> bytes:
         rows = []
@@ -194,6 +202,14 @@ class ShmLink(StreamLink):
                 if place is not None:
                     self._lent_bytes -= place.length
                     back.append(place)
+        for place in back:
+            if place.check is not None and place.check != _checksum(place):
+                log.error(
+                    "%d bytes from Endpoint.empty were changed while %s still had them: wait for "
+                    "its answer before writing again, or send a copy()",
+                    place.length,
+                    self.peer,
+                )
         back.clear()
         self._transport.freed()
 
@@ -302,8 +318,7 @@ class ShmLink(StreamLink):
                     del self._introduced[uid]
                 self._post(Outgoing(DROP, struct.pack(f"<{len(uids)}Q", *uids)))
 
-    def _complete(self) -> None:
-        super()._complete()
+    def _let_out(self) -> None:
         if self._released:
             self.settle()
 
@@ -431,7 +446,7 @@ class ShmTransport(Transport):
             if size <= self._inline:
                 places.append(Placed(None, 0, size, None))
                 continue
-            place = _lying(buffer, size) or self._write(buffer, size)
+            place = self._lying(buffer, size) or self._write(buffer, size)
             if place is None:
                 self._starved = True
                 return None
@@ -487,6 +502,17 @@ class ShmTransport(Transport):
         for link in list(self._links.values()):
             link.abandon()
 
+    def _lying(self, buffer: memoryview, size: int) -> Placed | None:
+        """Where a buffer lies in shared memory already, if it shows there what its owner wrote."""
+        address = address_of(buffer)
+        segment = ATLAS.find(address, size)
+        if segment is None or not segment.is_pristine(address - segment.address, size):
+            return None
+        place = Placed(segment, address - segment.address, size, buffer)
+        if segment.own and self.surroundings.config.debug_in_place:
+            place = place._replace(check=_checksum(place))
+        return place
+
     def _write(self, buffer: memoryview, size: int) -> Placed | None:
         array = self.pool.allocate(size)
         if array is None:
@@ -519,10 +545,6 @@ class ShmTransport(Transport):
         )
 
 
-def _lying(buffer: memoryview, size: int) -> Placed | None:
-    """Where a buffer lies in shared memory already, if it does and shows what the owner wrote."""
-    address = address_of(buffer)
-    segment = ATLAS.find(address, size)
-    if segment is None or not segment.is_pristine(address - segment.address, size):
-        return None
-    return Placed(segment, address - segment.address, size, buffer)
+def _checksum(place: Placed) -> int:
+    assert place.segment is not None
+    return zlib.crc32(place.segment.slice(place.offset, place.length).data)

@@ -7,6 +7,7 @@ between the chunks of a large one, except those that must not overtake it.
 
 import contextlib
 import errno
+import functools
 import itertools
 import socket
 import struct
@@ -25,7 +26,6 @@ from rlinf.comm.frame import (
     Reader,
     padded,
 )
-from rlinf.comm.handle import Handle
 from rlinf.comm.poller import READ, WRITE
 from rlinf.comm.transports.base import Link, Surroundings
 
@@ -61,6 +61,7 @@ class StreamLink(Link):
         self._socket = sock
         self._fd = sock.fileno()
         self._loop = surroundings.loop
+        self._deferred = surroundings.deferred
         self._chunk = surroundings.config.chunk_bytes
         self._reader = Reader(placed=self.placed, limit_bytes=surroundings.config.max_message_bytes)
         self._out = threading.Lock()
@@ -69,7 +70,6 @@ class StreamLink(Link):
         self._bulk: deque[Outgoing] = deque()
         self._bulk_orders: Counter[tuple[int, int, bytes]] = Counter()
         self._rest: deque[Piece] | None = None
-        self._finished: list[Handle[None]] = []
         self._connecting = connecting
         self._writing = connecting
         self._gone = False
@@ -79,6 +79,7 @@ class StreamLink(Link):
 
     def authenticate(self) -> None:
         """Allow payload."""
+        super().authenticate()
         self._reader.authenticated = True
 
     # -- sending -------------------------------------------------------------------------------
@@ -88,6 +89,9 @@ class StreamLink(Link):
         with self._out:
             if self._gone:
                 return False
+            if not frame.buffers and not (self._writing or self._small or self._bulk):
+                self._send_now(frame)
+                return True
             body = sum(b.nbytes for b in self._inline(frame))
             order = frame.order()
             if body > self._chunk or self._bulk_orders.get(order):
@@ -101,13 +105,35 @@ class StreamLink(Link):
                     self._keep(frame)
             elif frame.done is None:
                 self._keep(frame)
-        self._complete()
+        self._let_out()
         return True
 
-    def _complete(self) -> None:
-        """Complete what has left; without `_out`, for callbacks may send."""
-        while self._finished:
-            self._finished.pop(0).set_result(None)
+    def _send_now(self, frame: Outgoing) -> None:
+        """A frame without buffers when nothing else waits: one system call, and that is all."""
+        data = self._encode(frame)
+        try:
+            count = self._socket.send(data)
+        except BlockingIOError:
+            count = 0
+        except OSError as error:
+            self._small.append(frame)
+            self._fail_later(_reason(error))
+            return
+        if count == len(data):
+            if frame.done is not None:
+                self._finish(frame)
+            return
+        self._wire.append(Entry(memoryview(data)[count:], frame, True))
+        self._ask(True)
+
+    def _finish(self, frame: Outgoing) -> None:
+        """A frame has left: whoever holds its buffers may let go."""
+        done, frame.done = frame.done, None
+        if done is not None:
+            self._deferred.add(functools.partial(done.set_result, None))
+
+    def _let_out(self) -> None:
+        """`_out` was just released."""
 
     def queued(self) -> bool:
         """Whether frames are still waiting to leave."""
@@ -184,8 +210,7 @@ class StreamLink(Link):
             count -= size
             wire.popleft()
             if entry.last and entry.frame.done is not None:
-                self._finished.append(entry.frame.done)
-                entry.frame.done = None
+                self._finish(entry.frame)
 
     def _refill(self) -> None:
         while self._small:
@@ -278,7 +303,8 @@ class StreamLink(Link):
             with self._out:
                 if not self._gone:
                     self._flush()
-            self._complete()
+            self._let_out()
+            self._deferred.run()
         if flags & ~WRITE:
             self._read()
 
@@ -290,6 +316,7 @@ class StreamLink(Link):
         self._connecting = False
         with self._out:
             self._flush()
+        self._deferred.run()
         self.owner.on_open(self)
         return True
 

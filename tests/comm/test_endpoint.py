@@ -142,7 +142,7 @@ def test_calls_and_their_errors(pair):
     with pytest.raises(PeerLost, match="x is gone") as ours:
         a.call("ours", None, to="b/0").result()
     assert (ours.value.peer, ours.value.epoch) == (a.id, 4)
-    with pytest.raises(ServiceUnknown, match=r"double, ours, raise"):
+    with pytest.raises(ServiceUnknown, match=r"double, ours, raise, rlinf.statistics, uns"):
         a.call("dubble", 1, to="b/0").result()
     with pytest.raises(CodecError):
         a.call("unsendable", 1, to="b/0").result()
@@ -413,7 +413,7 @@ def test_sinks_hear_of_everything(config):
 def test_a_trace_is_a_file_that_a_browser_opens(inproc, tmp_path):
     import json
 
-    a, b = inproc
+    a, _b = inproc
     trace = ChromeTraceSink("a/0")
     a.add_sink(trace)
     a.send("x", "b/0")
@@ -448,7 +448,7 @@ def test_what_a_peer_sent_before_it_closed_is_received(config):
 
 
 def test_closing_fails_what_is_pending_and_what_comes_after(pair):
-    a, b = pair
+    a, _b = pair
     receive, call = a.irecv("b/0"), a.call("x", 1, to="c/0")
     a.close()
     for handle in (receive, call):

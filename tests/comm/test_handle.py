@@ -194,7 +194,7 @@ def test_many_threads_share_one_loop(loop):
     def work(number):
         for step in range(50):
             handle = Handle(f"{number}.{step}", progress=loop)
-            loop.call_later(0.0005 * (step % 3), lambda h=handle: h.set_result(step))
+            loop.call_later(0.0005 * (step % 3), lambda h=handle, s=step: h.set_result(s))
             assert handle.result(10) == step
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]

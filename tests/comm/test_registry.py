@@ -143,7 +143,7 @@ def test_an_unknown_worker_is_an_error_at_the_deadline():
 
 
 def test_a_server_that_is_restarted_knows_everybody_after_the_next_heartbeat():
-    config = CommConfig(heartbeat_s=0.1, lease_s=5)
+    config = CommConfig(heartbeat_s=0.1)
     with RegistryServer() as server:
         address, token, port = server.address, server.token, int(server.address.rsplit(":", 1)[1])
         client = RegistryClient(address, token)

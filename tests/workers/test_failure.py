@@ -6,21 +6,22 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from rlinf.workers import Cluster, ClusterConfig, StageError, WorkerDied
-from rlinf.workers.testing import Fault, launch, prompts, run_step, shared_ray
+from rlinf.workers.testing import Fault, Sample, launch, placements, prompts, run_step, shared_ray
 
 CONFIG = ClusterConfig(silence_s=6.0, heartbeat_s=0.5)
 
 
 def run(launcher: str, faults: dict[str, Fault], steps: int = 2) -> list[Any]:
-    """The results of a run on two devices' worth of workers, whatever happens to them."""
+    """The results of a run in which all take turns on one core, whatever happens to them."""
     if launcher == "ray":
         shared_ray()
     with Cluster(CONFIG, launcher) as cluster:
-        groups = launch(cluster, {}, faults)
+        groups = launch(cluster, placements("temporal", cluster.devices, 12), faults)
         return [run_step(cluster, groups, step)[-1].result for step in range(1, steps + 1)]
 
 
@@ -50,6 +51,18 @@ def test_a_stage_worker_that_dies_is_replaced(undisturbed: list[Any], name: str,
 
 def test_a_thread_that_ends_is_replaced_too(undisturbed: list[Any]) -> None:
     assert run("inline", {"sampler": Fault("exit", prompts(2, 12)[5])}) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_program_that_waits_for_something_else_is_told_the_cause() -> None:
+    shared_ray()
+    with pytest.raises(WorkerDied, match="learner/0"), Cluster(CONFIG, "ray") as cluster:
+        *_, learner = launch(cluster, {}, {"learner": Fault("kill", 7)})
+        given, answers = cluster.channels(1, "given", "answers")
+        given.put_many([Sample(7, np.zeros(16))])
+        given.close()
+        learner.learn(given)
+        answers.get(timeout=60)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf.channel import Channel, ChannelUnknown
-from rlinf.sched import Placement
+from rlinf.sched import Leaf, Placement, Plan
 from rlinf.workers import ChunkRecord, Cluster, ClusterConfig, StageError, Worker, stage, wait_all
 from rlinf.workers.devices import local_cores
 from rlinf.workers.testing import launch, placements, prompts, run_step, shared_ray
@@ -188,6 +188,16 @@ def test_ranks_share_an_iteration(inline: Cluster) -> None:
     reports = group.double(given, made).result(30)
     assert sorted(made) == [2 * item for item in range(40)]
     assert sum(report.items for report in reports) == 40
+
+
+@needs_two_cores
+def test_ranks_of_a_plan_take_equal_parts_of_a_whole_iteration(inline: Cluster) -> None:
+    plan = Plan(Leaf("halves", 2), ("core:0", "core:1"), batch=10)
+    group = Doubler.group(inline, count=2, name="halves").launch(plan)
+    given, made = channels(inline, 21, list(range(10)))
+    reports = group.double(given, made).result(30)
+    assert [record.items_in for report in reports for record in report.records] == [5, 5]
+    assert sorted(made) == [2 * item for item in range(10)]
 
 
 class Broken(Worker):

@@ -198,7 +198,7 @@ class ConnectionManager:
     def _attach(self, peer: Peer, link: Link, epoch: int) -> None:
         link.peer, link.epoch = peer.id, epoch
         peer.window = Window(self._outfit.window_bytes)
-        link.credit = peer.window.collect
+        link.credits(peer.window.collect)
         peer.link = link
         peer.down = None
         peer.asked = False

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from rlinf.comm.errors import CommError, StaleEpoch
+from rlinf.comm.errors import CommError, EndpointClosed, StaleEpoch
 from rlinf.comm.handle import Handle
 from rlinf.comm.progress import Loop
 from rlinf.comm.registry import Registry, WorkerRecord
@@ -58,6 +58,8 @@ class Membership:
 
     def _beaten(self, handle: Handle[None]) -> None:
         error = handle.exception()
+        if isinstance(error, EndpointClosed):
+            return
         if error is not None and not self._failing:
             level = logging.ERROR if isinstance(error, StaleEpoch) else logging.WARNING
             log.log(level, "heartbeat: %s", error)

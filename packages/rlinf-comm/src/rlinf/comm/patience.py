@@ -13,6 +13,9 @@ from rlinf.comm.manager import ConnectionManager
 from rlinf.comm.peers import Peer, lost_error
 from rlinf.comm.progress import Loop
 
+# What to raise, from the beginning of the message and the seconds it took.
+Late = Callable[[str, float | None], CommError]
+
 
 class Patience:
     """Deadlines of one endpoint.
@@ -48,7 +51,7 @@ class Patience:
         self,
         handle: Handle[Any],
         timeout: TimeoutLike,
-        late: Callable[[str, float | None], CommError],
+        late: Late,
     ) -> None:
         """Wait; a deadline that passes ends the operation itself. Raises its error."""
         limit = self.timeout_s if isinstance(timeout, Default) else timeout
@@ -64,7 +67,7 @@ class Patience:
         self,
         handle: Handle[Any],
         timeout: TimeoutLike,
-        late: Callable[[str, float | None], BaseException],
+        late: Late,
     ) -> None:
         """End the operation at its deadline, whether anybody waits for it or not."""
         limit = self.timeout_s if isinstance(timeout, Default) else timeout

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,14 @@ class _Shelved:
         self.idle = False
 
 
+class Lent(NamedTuple):
+    """A place of a pool: whoever has `array` (or a view of it) has the place."""
+
+    array: Bytes
+    segment: OwnSegment
+    offset: int
+
+
 class _Loan(weakref.ref[Bytes]):
     """Tells when the last view on a place is gone."""
 
@@ -120,8 +129,8 @@ class Pool:
         # Filled by finalizers, which may run anywhere and so must not take a lock.
         self._returned: deque[_Loan] = deque()
 
-    def allocate(self, nbytes: int) -> Bytes | None:
-        """An array of that many bytes, page-aligned; None where the pool is full at present.
+    def allocate(self, nbytes: int) -> Lent | None:
+        """A place of that many bytes, page-aligned; None where the pool is full at present.
 
         Raises:
             PoolExhausted: It is more than the whole pool, or the system has no more memory.
@@ -167,7 +176,7 @@ class Pool:
                 self.limit,
             )
 
-    def _lend(self, shelved: _Shelved, start: int, length: int, nbytes: int) -> Bytes:
+    def _lend(self, shelved: _Shelved, start: int, length: int, nbytes: int) -> Lent:
         shelved.idle = False
         end = start + length
         if end > shelved.populated:
@@ -181,7 +190,7 @@ class Pool:
         loan = _Loan(array, self._come_back)
         loan.shelved, loan.start, loan.length = shelved, start, length
         self._loans[id(loan)] = loan
-        return array
+        return Lent(array, shelved.segment, start)
 
     def _come_back(self, loan: weakref.ref[Bytes]) -> None:
         self._returned.append(loan)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ class LossyTransport(TcpTransport):
 
     def link(self, sock: socket.socket, *, dialled: bool) -> Link:
         """One of ours."""
-        return LossyLink(sock, self.surroundings, dialled=dialled, connecting=dialled)
+        return LossyLink(sock, self.surroundings, dialled=dialled)
 
 
 class PeerProcess:

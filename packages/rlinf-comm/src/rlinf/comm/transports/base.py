@@ -48,7 +48,6 @@ class Link(ABC):
         dialled: Whether this side made it.
         peer: Who is at the other end; set by the handshake.
         epoch: The incarnation of the peer; set by the handshake.
-        credit: Called for each frame that leaves: bytes consumed here since the last one.
         authenticated: Whether the handshake is done.
         clean: Whether the peer has said goodbye.
         unsent: Frames that had not left whole when the link was lost.
@@ -63,7 +62,6 @@ class Link(ABC):
         self.dialled = dialled
         self.peer: WorkerId | None = None
         self.epoch = 0
-        self.credit: Callable[[], int] = _no_credit
         self.authenticated = False
         self.clean = False
         self.unsent: list[Outgoing] = []
@@ -71,6 +69,10 @@ class Link(ABC):
     def authenticate(self) -> None:
         """The handshake is done: frames of every kind and size may come from now on."""
         self.authenticated = True
+
+    @abstractmethod
+    def credits(self, collect: Callable[[], int]) -> None:
+        """Call this for each frame that leaves: bytes consumed here since the last one."""
 
     def stage(self, frame: Outgoing) -> bool:
         """Take what the frame carries into memory of the transport, if it has such.
@@ -100,10 +102,6 @@ class Link(ABC):
 
     def abandon(self) -> None:  # noqa: B027 - there may be nothing to let go of
         """In a forked child: let go of the parent's descriptors without a word to the peer."""
-
-
-def _no_credit() -> int:
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

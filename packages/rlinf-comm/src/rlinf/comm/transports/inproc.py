@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import Callable
 
 from rlinf.comm.address import Address
 from rlinf.comm.deferred import Deferred
@@ -25,13 +26,18 @@ class InprocLink(Link):
         self._deferred = deferred
         self.other: InprocLink | None = None
         self._gone = False
+        self._collect: Callable[[], int] = int
+
+    def credits(self, collect: Callable[[], int]) -> None:
+        """Put this credit into the frames that leave."""
+        self._collect = collect
 
     def send(self, frame: Outgoing) -> bool:
         """Copy the frame over to the other end."""
         other = self.other
         if self._gone or other is None or other._gone:
             return False
-        arrived = Incoming(frame.kind, frame.tag, frame.ident, self.credit())
+        arrived = Incoming(frame.kind, frame.tag, frame.ident, self._collect())
         arrived.service, arrived.header = frame.service, frame.header
         arrived.nbytes = frame.nbytes
         for buffer in frame.buffers:

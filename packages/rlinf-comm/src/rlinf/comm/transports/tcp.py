@@ -53,7 +53,7 @@ class TcpTransport(Transport):
 
     def link(self, sock: socket.socket, *, dialled: bool) -> Link:
         """The link over a socket."""
-        return TcpLink(sock, self.surroundings, dialled=dialled, connecting=dialled)
+        return TcpLink(sock, self.surroundings, dialled=dialled)
 
     def close(self) -> None:
         """Stop listening."""

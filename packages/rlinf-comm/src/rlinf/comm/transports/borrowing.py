@@ -1,0 +1,136 @@
+"""Borrowing: views on a peer's memory, and how they are given back."""
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from rlinf.comm.errors import ProtocolError
+from rlinf.comm.frame import PRIVATE, Incoming
+from rlinf.comm.pool import Bytes
+from rlinf.comm.segment import ForeignSegment
+
+log = logging.getLogger(__name__)
+
+
+class Returner(Protocol):
+    """The link a borrowed view goes back by."""
+
+    def gone(self, view: "View") -> None:
+        """The last view is gone. Called by a finalizer: takes no locks."""
+
+
+class View(weakref.ref[Bytes]):
+    """Tells when the last view on a received buffer is gone. Kept in `_living` until then."""
+
+    __slots__ = ("lease", "length", "link", "offset", "segment")
+
+    lease: int
+    length: int
+    link: Returner
+    offset: int
+    segment: ForeignSegment
+
+
+_living: dict[int, View] = {}
+
+
+def _gone(view: weakref.ref[Bytes]) -> None:
+    assert isinstance(view, View)
+    _living.pop(id(view), None)
+    view.link.gone(view)
+
+
+class Borrower:
+    """The segments of one peer, and what of them is in use here.
+
+    Attributes:
+        held: How many buffers are in use.
+        released: Views that are gone and not given back yet; filled by finalizers.
+    """
+
+    def __init__(self, link: Returner, out: threading.Lock) -> None:
+        self.held = 0
+        self.released: deque[View] = deque()
+        self._link = link
+        # Held while pages are reserved or given back; finalizers that meet it leave it at that.
+        self._out = out
+        self._segments: dict[int, ForeignSegment] = {}
+        self._warned = False
+
+    def attach(self, uid: int, fd: int, size: int) -> None:
+        """The peer has passed a segment.
+
+        Raises:
+            ProtocolError: It is not what it should be.
+        """
+        self._segments[uid] = ForeignSegment.attach(uid, fd, size)
+
+    def drop(self, uid: int) -> None:
+        """The peer has closed a segment; it is unmapped once nothing of it is in use."""
+        self._segments.pop(uid, None)
+
+    def fill(self, frame: Incoming, give_back: Callable[[int], None], *, may_hold: bool) -> None:
+        """Put the buffers that lie in shared memory among those that came inline.
+
+        Args:
+            frame: What has arrived.
+            give_back: Called with the lease of a buffer that was copied.
+            may_hold: False: copy everything.
+
+        Raises:
+            ProtocolError: A place is not in a segment of the peer's.
+        """
+        inline = iter(frame.buffers)
+        private = bool(frame.flags & PRIVATE)
+        if private and not self._warned:
+            self._warn()
+        buffers: list[memoryview] = []
+        for uid, offset, length, lease in frame.places:
+            if not uid:
+                buffers.append(next(inline))
+                continue
+            segment = self._segments.get(uid)
+            if segment is None or offset + length > segment.size:
+                raise ProtocolError(f"a buffer at {offset}+{length} of a segment that has none")
+            frame.nbytes += length
+            if private or not may_hold or not length or not self._hold(segment, offset, length):
+                buffers.append(segment.copy(offset, length))
+                give_back(lease)
+            else:
+                buffers.append(self._view(segment, offset, length, lease))
+        frame.buffers = buffers
+
+    def settle(self) -> list[int]:
+        """Let go of what is not in use any more; returns its leases. Under `_out`."""
+        leases = []
+        while self.released:
+            view = self.released.popleft()
+            view.segment.restore(view.offset, view.length)
+            leases.append(view.lease)
+        self.held -= len(leases)
+        return leases
+
+    def _hold(self, segment: ForeignSegment, offset: int, length: int) -> bool:
+        with self._out:
+            held = segment.hold(offset, length)
+            self.held += held
+            return held
+
+    def _view(self, segment: ForeignSegment, offset: int, length: int, lease: int) -> memoryview:
+        array = segment.slice(offset, length)
+        view = View(array, _gone)
+        view.link, view.segment, view.lease = self._link, segment, lease
+        view.offset, view.length = offset, length
+        _living[id(view)] = view
+        return array.data
+
+    def _warn(self) -> None:
+        self._warned = True
+        log.warning(
+            "this process holds so much received memory that it now gets copies, which is slower: "
+            "keep fewer received arrays, keep a copy() of the parts that are needed for long, or "
+            "raise pool_bytes of the sender"
+        )

@@ -1,0 +1,206 @@
+"""Lending: what this endpoint has in shared memory, and which of it a peer holds."""
+
+import itertools
+import logging
+import struct
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rlinf.comm.frame import DROP, PLACED, PRIVATE, SEGMENT, Outgoing
+from rlinf.comm.pool import Pool
+from rlinf.comm.segment import ATLAS, Segment, address_of
+from rlinf.comm.transports.send_queue import Encoder, Entry
+
+log = logging.getLogger(__name__)
+
+SHARE = 2  # a receiver that holds more than 1/SHARE of the pool gets private copies
+
+
+class Placed(NamedTuple):
+    """A buffer in shared memory, and what keeps it there; inline where `segment` is None.
+
+    `check` is its checksum where it is to be compared once it comes back (`debug_in_place`).
+    """
+
+    segment: Segment | None
+    offset: int
+    length: int
+    keep: object
+    check: int | None = None
+
+
+class Stock:
+    """Puts buffers into shared memory; one an endpoint.
+
+    Args:
+        pool: Where to.
+        inline_bytes: Buffers up to this size stay out of it.
+        check: Whether to make checksums of buffers that are not copied.
+    """
+
+    def __init__(self, pool: Pool, inline_bytes: int, *, check: bool) -> None:
+        self.pool = pool
+        self.starved = False
+        self._inline = inline_bytes
+        self._check = check
+
+    def place(self, buffers: Sequence[memoryview]) -> list[Placed] | None:
+        """Write buffers into the pool; None where it is full at present (`starved` is set).
+
+        Raises:
+            PoolExhausted: A buffer is larger than the whole pool.
+        """
+        places: list[Placed] = []
+        for buffer in buffers:
+            size = buffer.nbytes
+            if size <= self._inline:
+                places.append(Placed(None, 0, size, None))
+                continue
+            place = self._lying(buffer, size) or self._write(buffer, size)
+            if place is None:
+                self.starved = True
+                return None
+            places.append(place)
+        return places
+
+    def _lying(self, buffer: memoryview, size: int) -> Placed | None:
+        """Where a buffer lies in shared memory already, if it shows there what its owner wrote."""
+        address = address_of(buffer)
+        segment = ATLAS.find(address, size)
+        if segment is None or not segment.is_pristine(address - segment.address, size):
+            return None
+        place = Placed(segment, address - segment.address, size, buffer)
+        if segment.own and self._check:
+            place = place._replace(check=checksum(place))
+        return place
+
+    def _write(self, buffer: memoryview, size: int) -> Placed | None:
+        lent = self.pool.allocate(size)
+        if lent is None:
+            return None
+        np.copyto(lent.array, np.frombuffer(buffer, np.uint8))
+        return Placed(lent.segment, lent.offset, size, lent.array)
+
+
+class Lender(Encoder):
+    """Encodes frames for one peer, with places for buffers, and remembers what is lent to it.
+
+    Guarded by the link's `_out`.
+    """
+
+    def __init__(self, stock: Stock) -> None:
+        super().__init__()
+        self.lent_bytes = 0
+        self._stock = stock
+        self._numbers = itertools.count(1)
+        self._lent: dict[int, Placed] = {}
+        self._introduced: dict[int, weakref.ref[Segment]] = {}
+        # Filled by finalizers, which may run anywhere and so must not take a lock.
+        self._dropped: deque[int] = deque()
+
+    def stage(self, frame: Outgoing) -> bool:
+        """Put the frame's buffers into the pool, once for all peers. Needs no lock."""
+        if frame.staged is not None or not frame.buffers:
+            return True
+        twin = frame.twin
+        if twin is not None and twin.staged is not None:
+            frame.staged = twin.staged
+            return True
+        places = self._stock.place(frame.buffers)
+        frame.staged = places
+        if twin is not None:
+            twin.staged = places
+        return places is not None
+
+    def count(self, frame: Outgoing) -> int:
+        """One descriptor a buffer."""
+        return len(_places(frame))
+
+    def inline(self, frame: Outgoing) -> Sequence[memoryview]:
+        """The buffers that have no place."""
+        rows = zip(frame.buffers, _places(frame), strict=True)
+        return [buffer for buffer, place in rows if place.segment is None]
+
+    def descriptors(self, frame: Outgoing) -> bytes:
+        """Places; each is lent from now on."""
+        rows = []
+        for place in _places(frame):
+            if place.segment is None:
+                rows.append(PLACED.pack(0, 0, place.length, 0))
+                continue
+            lease = next(self._numbers)
+            self._lent[lease] = place
+            self.lent_bytes += place.length
+            rows.append(PLACED.pack(place.segment.uid, place.offset, place.length, lease))
+        return b"".join(rows)
+
+    def flags(self, frame: Outgoing) -> int:
+        """Ask a receiver that has much to make copies."""
+        return PRIVATE if self.lent_bytes * SHARE > self._stock.pool.limit else 0
+
+    def before(self, frame: Outgoing) -> list[Entry]:
+        """The segments the peer does not know yet."""
+        entries = []
+        for place in _places(frame):
+            segment = place.segment
+            if segment is None or segment.uid in self._introduced:
+                continue
+            uid = segment.uid
+            self._introduced[uid] = weakref.ref(segment, self._dropper(uid))
+            head = Outgoing(SEGMENT, struct.pack("<Q", segment.size), ident=uid)
+            entry = Entry(self.head(head), head, True)
+            entry.fds, entry.keep = (segment.fd,), segment
+            entries.append(entry)
+        return entries
+
+    def drops(self) -> Outgoing | None:
+        """The frame that tells the peer of segments that are no more."""
+        uids = [self._dropped.popleft() for _ in range(len(self._dropped))]
+        for uid in uids:
+            del self._introduced[uid]
+        return Outgoing(DROP, struct.pack(f"<{len(uids)}Q", *uids)) if uids else None
+
+    def take_back(self, leases: Sequence[int]) -> list[Placed]:
+        """The peer has returned these; whoever called lets go of them once outside the lock."""
+        back = [self._lent.pop(lease) for lease in leases if lease in self._lent]
+        self.lent_bytes -= sum([place.length for place in back])
+        return back
+
+    def take_all(self) -> list[Placed]:
+        """The peer has nothing any more."""
+        back, self._lent, self.lent_bytes = list(self._lent.values()), {}, 0
+        return back
+
+    def has_lent(self) -> bool:
+        """Whether the peer has anything."""
+        return bool(self._lent)
+
+    def _dropper(self, uid: int) -> Callable[[weakref.ref[Segment]], None]:
+        return lambda _: self._dropped.append(uid)
+
+
+def inspect(back: Sequence[Placed], peer: object) -> None:
+    """Report what was changed by its owner while it was lent (`debug_in_place`)."""
+    for place in back:
+        if place.check is not None and place.check != checksum(place):
+            log.error(
+                "%d bytes from Endpoint.empty were changed while %s still had them: wait for "
+                "its answer before writing again, or send a copy()",
+                place.length,
+                peer,
+            )
+
+
+def checksum(place: Placed) -> int:
+    """Of what lies at a place now."""
+    assert place.segment is not None
+    return zlib.crc32(place.segment.slice(place.offset, place.length).data)
+
+
+def _places(frame: Outgoing) -> Sequence[Placed]:
+    return frame.staged or ()  # type: ignore[return-value]

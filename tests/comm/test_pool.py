@@ -40,15 +40,15 @@ def test_a_shelf_never_gives_a_place_twice(seed):
 @needs_memfd
 def test_a_place_is_used_again_once_the_last_view_is_gone():
     pool = Pool(1 << 20)
-    first = pool.allocate(100_000)
+    first = pool.allocate(100_000).array
     address = first.ctypes.data
     view = memoryview(first)[10:20]
     del first
-    second = pool.allocate(100_000)
+    second = pool.allocate(100_000).array
     assert second.ctypes.data != address
     del view
     gc.collect()
-    third = pool.allocate(100_000)
+    third = pool.allocate(100_000).array
     assert third.ctypes.data == address
 
 

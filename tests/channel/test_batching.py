@@ -1,5 +1,7 @@
 """Many items in one message: what goes in comes out, and nonsense is refused."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,11 +13,14 @@ from rlinf.channel.batching import (
     SMALL,
     SMALL_BYTES,
     Crate,
-    crate,
+    cargos,
+    collect,
+    load,
     pack,
-    uncrate,
+    shelve,
     unpack,
 )
+from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.tags import expand, ranges
 from rlinf.comm import join, split
 
@@ -33,29 +38,54 @@ LOADED = st.lists(
 )
 
 
+def close(rows: list[tuple[object, float, str | None]]) -> Crate:
+    return load([(pack(value), weight, key) for value, weight, key in rows])
+
+
+def travel(message: Crate) -> Crate:
+    packed = split(tuple(message))
+    return Crate(*join(packed.header, packed.buffers))
+
+
+def values(message: Crate) -> list[object]:
+    return [unpack(cargo) for cargo in cargos(message)]
+
+
 @settings(deadline=None)
 @given(LOADED)
 def test_a_crate_holds_what_was_put_in(rows: list[tuple[object, float, str | None]]) -> None:
-    message = crate([(pack(value), weight, key) for value, weight, key in rows])
-    packed = split(tuple(message))
-    arrived = Crate(*join(packed.header, packed.buffers))
-    out = uncrate(arrived)
-    assert [(unpack(cargo), weight, key) for cargo, weight, key in out] == rows
-    again = uncrate(crate(out))
-    assert [unpack(cargo) for cargo, _, _ in again] == [value for value, _, _ in rows]
+    items = shelve(travel(close(rows)), "c")
+    assert [(item.weight, item.key) for item in items] == [row[1:] for row in rows]
+    assert values(travel(collect(items))) == [row[0] for row in rows]
+
+
+@settings(deadline=None)
+@given(LOADED, LOADED, st.randoms())
+def test_items_of_many_crates_leave_in_any_order(one: list, two: list, rng: random.Random) -> None:
+    rows = [*one, *two]
+    pairs = list(zip(rows, [*shelve(close(one), "c"), *shelve(close(two), "c")], strict=True))
+    rng.shuffle(pairs)
+    message = collect([item for _, item in pairs])
+    assert values(message) == [row[0] for row, _ in pairs]
+    again = shelve(message, "c")
+    assert [(item.weight, item.key) for item in again] == [row[1:] for row, _ in pairs]
+
+
+def test_runs_of_neighbours_are_one_piece() -> None:
+    items = shelve(close([(b"x" * 100, 1.0, None)] * 50), "c")
+    assert len(collect(items[10:40]).block) == 30 * 112
 
 
 def test_kinds_by_size() -> None:
-    assert pack(b"x").kind == RAW
-    assert pack(np.zeros(10)).kind == SMALL
-    assert pack(np.zeros(SMALL_BYTES)).kind == LARGE
-    assert pack(b"x" * (SMALL_BYTES + 1)).kind == LARGE
+    assert pack(b"x")[0] == RAW
+    assert pack(np.zeros(10))[0] == SMALL
+    assert pack(np.zeros(SMALL_BYTES))[0] == LARGE
+    assert pack(b"x" * (SMALL_BYTES + 1))[0] == LARGE
 
 
 def test_small_arrays_are_aligned_and_writable() -> None:
-    rows = [(pack(value), 1.0, None) for value in (b"odd", np.arange(3.0), b"x", np.arange(7.0))]
-    arrays = [unpack(cargo) for cargo, _, _ in uncrate(crate(rows))][1::2]
-    for array in arrays:
+    rows = [(value, 1.0, None) for value in (b"odd", np.arange(3.0), b"x", np.arange(7.0))]
+    for array in values(close(rows))[1::2]:
         assert array.flags.aligned and array.flags.writeable
 
 
@@ -64,21 +94,26 @@ def test_small_arrays_are_aligned_and_writable() -> None:
 def test_nonsense_is_refused(
     rows: list[tuple[object, float, str | None]], noise: bytes, field: int
 ) -> None:
-    message = list(crate([(pack(value), weight, key) for value, weight, key in rows]))
-    message[field] = [*message[2], pack(bytes(5000)).content] if field == 2 else noise
+    message = list(close(rows))
+    message[field] = [*message[2], pack(bytes(5000))[2]] if field == 2 else noise
     try:
-        items = uncrate(Crate(*message))
-        _ = [unpack(cargo) for cargo, _, _ in items]
+        values(Crate(*message))
+        shelve(Crate(*message), "c")
     except ValueError:
-        return  # CodecError is one
+        return  # CodecError and InvalidWeight are two
 
 
 def test_a_crate_with_too_few_parcels_is_refused() -> None:
-    message = crate([(pack(bytes(5000)), 1.0, None)])
-    with pytest.raises(ValueError, match="malformed"):
-        uncrate(message._replace(parcels=[]))
+    message = close([(bytes(5000), 1.0, None)])
+    with pytest.raises(ValueError, match="0 parcels"):
+        cargos(message._replace(parcels=[]))
+
+
+def test_a_weight_that_makes_no_sense_is_refused_at_the_server() -> None:
+    with pytest.raises(InvalidWeight):
+        shelve(load([(pack(b"x"), -1.0, None)]), "c")
 
 
 @given(st.sets(st.integers(0, 50)).map(sorted))
 def test_ranges_expand_to_the_same_tags(tags: list[int]) -> None:
-    assert expand(ranges(tags)) == tags
+    assert list(expand(ranges(tags))) == tags

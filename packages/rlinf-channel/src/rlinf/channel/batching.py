@@ -1,25 +1,26 @@
 """Many items in one message: small ones share a block of bytes, large ones travel as parcels.
 
 A small item (all of it within `SMALL_BYTES`) is copied into the block and costs no codec on the
-way: the server cuts the block into slices, and joins slices of many producers into the block of
-one delivery, without ever looking inside. A large item stays a closed `Parcel`, whose buffers the
-transport moves by reference where it can.
+way. The server never looks inside: it knows where in which block an item lies, and joins the
+pieces of many producers' blocks into the block of one delivery, whole runs at a time. A large
+item stays a closed `Parcel`, whose buffers the transport moves by reference where it can.
 
-Block slices start at multiples of 16 bytes. A slice is either the bytes of a `bytes` object
-itself, or a parcel: the number of its parts, their sizes, then header and buffers, each at a
-multiple of 16.
+An item's piece of a block is padded to 16 bytes. It is either the bytes of a `bytes` object
+itself, or a parcel: the number of its parts, their sizes, then header and buffers, each padded.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlinf.channel.errors import InvalidWeight
+from rlinf.channel.messages import Item
 from rlinf.comm.codec import Parcel
 
 SMALL_BYTES = 4096
 ALIGN = 16
 
-_ROW = struct.Struct("<dQB")
+_ROW = struct.Struct("<dQIB")
 _COUNT = struct.Struct("<I")
 _PADDING = tuple(bytes(n) for n in range(ALIGN))
 
@@ -27,25 +28,20 @@ RAW, SMALL, LARGE = 0, 1, 2
 
 Bytes = bytes | bytearray | memoryview
 
+Cargo = tuple[int, int, "Bytes | Parcel"]
+"""One closed item at a client: its kind, its size without padding, its piece or parcel."""
 
-class Cargo(NamedTuple):
-    """One item as it travels and waits: closed."""
-
-    kind: int
-    """RAW, SMALL or LARGE."""
-    nbytes: int
-    """Size without padding."""
-    content: "Bytes | Parcel"
-    """The padded slice, or the parcel."""
+Loaded = tuple[Cargo, float, str | None]
+"""A closed item with its weight and key."""
 
 
 class Crate(NamedTuple):
     """Items in one message; the fields of the wire."""
 
-    rows: bytes
-    """Weight, size and kind of each item, in order."""
+    rows: Bytes
+    """Of each item, in order: weight, size, size of its piece of the block, kind."""
     block: Bytes
-    """The slices of the small items, in order."""
+    """The pieces of the small items, in order."""
     parcels: list[Parcel]
     """The large items, in order."""
     keys: list[str | None] | None
@@ -59,11 +55,11 @@ def pack(value: object, *, allow_pickle: bool = True) -> Cargo:
         CodecError: It cannot be encoded.
     """
     if type(value) is bytes and len(value) <= SMALL_BYTES:
-        return Cargo(RAW, len(value), value + _PADDING[-len(value) % ALIGN])
+        return RAW, len(value), value + _PADDING[-len(value) % ALIGN]
     parcel = Parcel.pack(value, allow_pickle=allow_pickle)
     if parcel.nbytes > SMALL_BYTES:
-        return Cargo(LARGE, parcel.nbytes, parcel)
-    return Cargo(SMALL, parcel.nbytes, _flatten(parcel))
+        return LARGE, parcel.nbytes, parcel
+    return SMALL, parcel.nbytes, _flatten(parcel)
 
 
 def unpack(cargo: Cargo, *, allow_pickle: bool = True) -> object:
@@ -71,59 +67,156 @@ def unpack(cargo: Cargo, *, allow_pickle: bool = True) -> object:
 
     Raises:
         CodecError: It cannot be decoded here.
+        ValueError: Its piece is malformed.
     """
-    content = cargo.content
+    kind, nbytes, content = cargo
     if isinstance(content, Parcel):
         return content.open(allow_pickle=allow_pickle)
-    if cargo.kind == RAW:
-        return bytes(content[: cargo.nbytes])
+    if kind == RAW:
+        return bytes(content[:nbytes])
     return _parcel(content).open(allow_pickle=allow_pickle)
 
 
-def crate(items: Sequence[tuple[Cargo, float, str | None]]) -> Crate:
-    """Put (cargo, weight, key) of several items into one message."""
-    row = _ROW.pack
-    rows = b"".join([row(weight, cargo.nbytes, cargo.kind) for cargo, weight, _ in items])
-    slices = [cargo.content for cargo, _, _ in items if not isinstance(cargo.content, Parcel)]
-    parcels = [cargo.content for cargo, _, _ in items if isinstance(cargo.content, Parcel)]
-    keys = [key for _, _, key in items]
-    keyed = any(key is not None for key in keys)
-    block = slices[0] if len(slices) == 1 else b"".join(slices)
-    return Crate(rows, block, parcels, keys if keyed else None)
+class Loading:
+    """A message while it is being loaded, at a producer."""
+
+    __slots__ = ("count", "keys", "nbytes", "parcels", "pieces", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self.pieces: list[Bytes] = []
+        self.parcels: list[Parcel] = []
+        self.keys: list[str | None] | None = None
+        self.count = 0
+        self.nbytes = 0
+        """Size of the items, without padding."""
+
+    def add(self, cargo: Cargo, weight: float, key: str | None) -> None:
+        """Load one item."""
+        kind, nbytes, content = cargo
+        if kind == LARGE:
+            assert isinstance(content, Parcel)
+            self.rows.append(_ROW.pack(weight, nbytes, 0, kind))
+            self.parcels.append(content)
+        else:
+            assert not isinstance(content, Parcel)
+            self.rows.append(_ROW.pack(weight, nbytes, len(content), kind))
+            self.pieces.append(content)
+        if key is not None and self.keys is None:
+            self.keys = [None] * self.count
+        if self.keys is not None:
+            self.keys.append(key)
+        self.count += 1
+        self.nbytes += nbytes
+
+    def crate(self) -> Crate:
+        """The message."""
+        pieces = self.pieces
+        block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return Crate(b"".join(self.rows), block, self.parcels, self.keys)
 
 
-def uncrate(message: Crate) -> list[tuple[Cargo, float, str | None]]:
-    """The (cargo, weight, key) of each item; slices are views on the message.
+def load(items: Sequence[Loaded]) -> Crate:
+    """Several items in one message."""
+    loading = Loading()
+    for cargo, weight, key in items:
+        loading.add(cargo, weight, key)
+    return loading.crate()
+
+
+def cargos(message: Crate) -> list[Cargo]:
+    """The items of a message, at a consumer; pieces are views on its block.
 
     Raises:
         ValueError: The message is malformed.
     """
-    try:
-        return _read(message)
-    except (struct.error, IndexError, TypeError) as error:
-        raise ValueError(f"malformed items: {error}") from error
-
-
-def _read(message: Crate) -> list[tuple[Cargo, float, str | None]]:
-    rows, block, parcels, keys = message
-    view = block if isinstance(block, memoryview) else memoryview(block)
-    items: list[tuple[Cargo, float, str | None]] = []
-    at = large = 0
-    count = len(rows) // _ROW.size
-    names: Iterable[str | None] = (None,) * count if keys is None else keys
-    for (weight, nbytes, kind), key in zip(_ROW.iter_unpack(rows), names, strict=True):
+    view, large, at = memoryview(message.block), iter(message.parcels), 0
+    found: list[Cargo] = []
+    for _, nbytes, size, kind in _rows(message):
         if kind == LARGE:
-            items.append((Cargo(kind, nbytes, parcels[large]), weight, key))
-            large += 1
-            continue
-        end = at + (_slice_bytes(view, at) if kind == SMALL else nbytes + -nbytes % ALIGN)
-        items.append((Cargo(kind, nbytes, view[at:end]), weight, key))
-        at = end
-    if at != len(view) or large != len(parcels):
-        raise ValueError(
-            f"{len(view)} bytes and {len(parcels)} parcels hold items of {at} bytes and {large}"
-        )
+            found.append((kind, nbytes, next(large)))
+        else:
+            found.append((kind, nbytes, view[at : at + size]))
+            at += size
+    return found
+
+
+class _Shelf:
+    """A message at the server, for as long as one of its items is there."""
+
+    __slots__ = ("block", "rows")
+
+    def __init__(self, message: Crate) -> None:
+        self.rows = memoryview(message.rows)
+        self.block = memoryview(message.block)
+
+
+Place = tuple[_Shelf, int, int, int, Parcel | None]
+"""Where an item lies: shelf, index of its row, its piece's first and last byte; or its parcel."""
+
+
+def shelve(message: Crate, channel: str) -> list[Item]:
+    """The items of a message, at the server; their payloads are places.
+
+    Raises:
+        ValueError: The message is malformed (InvalidWeight: by a weight).
+    """
+    shelf, large, at = _Shelf(message), iter(message.parcels), 0
+    keys = message.keys
+    items: list[Item] = []
+    for index, (weight, nbytes, size, kind) in enumerate(_rows(message)):
+        if not 0 < weight < float("inf"):
+            raise InvalidWeight(channel, weight)
+        parcel = next(large) if kind == LARGE else None
+        place: Place = (shelf, index, at, at + size, parcel)
+        items.append(Item(place, weight, None if keys is None else keys[index], nbytes))
+        at += size
     return items
+
+
+def collect(items: Sequence[Item]) -> Crate:
+    """One message of items from any shelves; a run that lies together is one piece."""
+    rows: list[Bytes] = []
+    pieces: list[Bytes] = []
+    parcels: list[Parcel] = []
+    keyed = False
+    shelf: _Shelf | None = None
+    start = until = first = last = 0
+    width = _ROW.size
+    for item in items:
+        place: Place = item.payload  # type: ignore[assignment]
+        if place[0] is not shelf or place[1] != until:
+            if shelf is not None:
+                rows.append(shelf.rows[start * width : until * width])
+                pieces.append(shelf.block[first:last])
+            shelf, start, first = place[0], place[1], place[2]
+        until, last = place[1] + 1, place[3]
+        if place[4] is not None:
+            parcels.append(place[4])
+        keyed = keyed or item.key is not None
+    if shelf is not None:
+        rows.append(shelf.rows[start * width : until * width])
+        pieces.append(shelf.block[first:last])
+    keys = [item.key for item in items] if keyed else None
+    block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return Crate(b"".join(rows), block, parcels, keys)
+
+
+def _rows(message: Crate) -> list[tuple[float, int, int, int]]:
+    """The rows of a message whose parts agree with each other."""
+    try:
+        rows = list(_ROW.iter_unpack(message.rows))
+    except struct.error as error:
+        raise ValueError(f"malformed items: {error}") from None
+    sizes = sum([row[2] for row in rows])
+    large = sum([row[3] == LARGE for row in rows])
+    keys = len(rows) if message.keys is None else len(message.keys)
+    if (sizes, large, keys) != (len(message.block), len(message.parcels), len(rows)):
+        raise ValueError(
+            f"malformed items: {len(rows)} rows of {sizes} bytes and {large} parcels, but "
+            f"{len(message.block)} bytes, {len(message.parcels)} parcels, {keys} keys"
+        )
+    return rows
 
 
 def _flatten(parcel: Parcel) -> bytes:
@@ -136,27 +229,20 @@ def _flatten(parcel: Parcel) -> bytes:
     return b"".join(padded)
 
 
-def _sizes(view: Bytes, at: int) -> tuple[int, ...]:
-    (count,) = _COUNT.unpack_from(view, at)
-    if count * 4 > len(view) - at:
-        raise ValueError(f"{count} parts in {len(view) - at} bytes")
-    return struct.unpack_from(f"<{count}I", view, at + 4)
-
-
-def _slice_bytes(view: Bytes, at: int) -> int:
-    sizes = _sizes(view, at)
-    head = 4 + 4 * len(sizes)
-    return sum(size + -size % ALIGN for size in (head, *sizes))
-
-
 def _parcel(content: Bytes) -> Parcel:
-    """The parcel in a slice, in memory of its own: the block can go, and arrays are writable."""
-    sizes = _sizes(content, 0)
+    """The parcel in a piece, in memory of its own: the block can go, and arrays are writable."""
     own = memoryview(bytearray(content))
-    at = 4 + 4 * len(sizes)
+    try:
+        (count,) = _COUNT.unpack_from(own)
+        sizes = struct.unpack_from(f"<{min(count, len(own))}I", own, 4)
+    except struct.error as error:
+        raise ValueError(f"malformed item: {error}") from None
+    at = 4 + 4 * count
     at += -at % ALIGN
     parts: list[memoryview] = []
     for size in sizes:
         parts.append(own[at : at + size])
         at += size + -size % ALIGN
+    if not parts or at != len(own):
+        raise ValueError(f"malformed item: {count} parts of {at} bytes in {len(own)}")
     return Parcel(bytes(parts[0]), tuple(parts[1:]))

@@ -42,6 +42,7 @@ class Channel(Producer, Consumer):
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._allow_pickle = link.endpoint.config.allow_pickle
         session = session_of(link.endpoint)
         self._outbox = Outbox(link, session)
         self._inbox = Inbox(link, session, self._outbox.server_lost)

@@ -27,6 +27,7 @@ class Consumer:
 
     _link: Link
     _inbox: Inbox
+    _allow_pickle: bool
 
     def get(self, timeout: TimeoutLike = DEFAULT, key: str | None = None) -> Any:
         """The next item (of this key); acknowledges what was handed out before.
@@ -37,9 +38,9 @@ class Consumer:
             CodecError: The item cannot be decoded here: it is dropped and counted as rejected.
             ServerLost: The server is gone.
         """
-        cargo = self._inbox.get(self._link.deadline(timeout), key)
+        cargo = self._inbox.get(timeout, key)
         try:
-            return self._open(cargo)
+            return unpack(cargo, allow_pickle=self._allow_pickle)
         except CodecError:
             self._inbox.reject(self._link.deadline(DEFAULT))
             raise
@@ -128,7 +129,7 @@ class Consumer:
             yield item
 
     def _open(self, cargo: Cargo) -> object:
-        return unpack(cargo, allow_pickle=self._link.endpoint.config.allow_pickle)
+        return unpack(cargo, allow_pickle=self._allow_pickle)
 
 
 def _wish(max_items: int | None, target_weight: float | None) -> Wish:

@@ -57,12 +57,12 @@ class Consumer:
         if not self.leased:
             self.idle_s += now - self.idle_since
             self.busy_since = now
-        for offset, item in enumerate(items):
+        self.leased.update(enumerate(items, start=tag))
+        self.weight += sum([item.weight for item in items])
+        for item in items:
             item.deliveries += 1
             if item.deliveries > 1:
                 self.redelivered += 1
-            self.leased[tag + offset] = item
-            self.weight += item.weight
         self.granted_at = now
 
     def take_back(self, tags: Iterable[int], now: float) -> list[Item]:
@@ -70,7 +70,8 @@ class Consumer:
         leased = self.leased
         items = [item for tag in tags if (item := leased.pop(tag, None)) is not None]
         if items:
-            self.weight = self.weight - sum(item.weight for item in items) if leased else 0.0
+            taken = sum([item.weight for item in items])
+            self.weight = self.weight - taken if leased else 0.0
             if not leased:
                 self.idle_since = now
                 self.brought = False
@@ -78,7 +79,7 @@ class Consumer:
 
     def finish(self, items: Sequence[Item], now: float) -> tuple[float, float]:
         """Note items worked off; their weight and the seconds they took."""
-        weight = sum(item.weight for item in items)
+        weight = sum([item.weight for item in items])
         seconds = now - self.busy_since
         self.busy_since = now
         self.finished_items += len(items)

@@ -298,8 +298,11 @@ class Queue:
         return chosen
 
     def _give(self, take: Take, items: list[Item], now: float) -> Delivered:
-        for item in items:
-            self._lanes.remove(item)
+        if take.key is None:
+            self._lanes.take_first(len(items))
+        else:
+            for item in items:
+                self._lanes.remove(item)
         consumer = self._consumers.see(take.consumer, now)
         tag = self._consumers.give(consumer, items, now)
         consumer.brought = not take.full and len(items) > 1
@@ -335,7 +338,7 @@ class Queue:
         if outcome is Outcome.RETURNED:
             self._restore(items)
         elif items:
-            self._intake.held_bytes -= sum(item.nbytes for item in items)
+            self._intake.held_bytes -= sum([item.nbytes for item in items])
             weight, seconds = consumer.finish(items, now)
             self._policy.completed(consumer.name, weight, seconds)
             if outcome is Outcome.DONE:

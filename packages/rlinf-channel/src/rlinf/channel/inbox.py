@@ -12,19 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from rlinf.channel.batching import Cargo, Crate, uncrate
+from rlinf.channel.batching import Cargo, Crate, cargos
 from rlinf.channel.errors import ChannelError, LeaseLost, ServerLost, Timeout
-from rlinf.channel.link import GRACE_S, Link, Reply
+from rlinf.channel.link import GRACE_S, Link, Reply, Through
 from rlinf.channel.messages import Outcome
 from rlinf.channel.pace import Pace
 from rlinf.channel.session import Session
 from rlinf.channel.tags import ranges
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
-from rlinf.comm.handle import Handle
-
-ACK_ITEMS = 256
-"""Acknowledgements do not wait for the next request beyond this many."""
+from rlinf.comm.handle import Handle, TimeoutLike
 
 Tagged = tuple[int, Cargo]
 
@@ -79,22 +76,26 @@ class Inbox:
 
     # Taking
 
-    def get(self, deadline: float | None, key: str | None) -> Cargo:
+    def get(self, timeout: TimeoutLike, key: str | None) -> Cargo:
         """The next item; acknowledges those before it."""
+        cargo: Cargo | None = None
         with self._lock:
             self._next_turn()
-            stale = self._stale()
-            self._pace.asked()
-            cargo = self._begin() if self._local and key is None else None
-            short = len(self._local) * 2 < self._pace.credit and self._ahead is None
-            done = self._take_done() if not short and len(self._done) >= ACK_ITEMS else []
-        self.give_back(stale)
-        if cargo is None:
-            return self._get_one(deadline, key)
-        if short and self._pace.credit > 1:
-            self._bring_along()
-        elif done:
-            self._link.call("settle", ranges(done), Outcome.DONE.value)
+            local = self._local
+            stale: list[int] = []
+            if local and time.monotonic() - self._confirmed_at > self.lease_s:
+                stale = self._drop_local()  # after such a pause it has gone to others
+            elif local and key is None:
+                cargo = self._begin()
+                if len(local) * 2 >= self._pace.credit or self._ahead is not None:
+                    return cargo
+                self._pace.asks()
+            else:
+                cargo = None
+        if stale or cargo is None:
+            self.give_back(stale)
+            return self._get_one(timeout, key)
+        self._bring_along()
         return cargo
 
     def take(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
@@ -126,7 +127,7 @@ class Inbox:
             result.set_result(finish(cargo))
             return result
         ask = self._send(Wish(), timeout_s)
-        result = Handle(what, progress=_Through(ask.reply))
+        result = Handle(what, progress=Through(ask.reply))
         ask.reply.add_done_callback(lambda _: self._finish(ask, result, finish))
         result.add_done_callback(lambda _: self._let_go(ask))
         return result
@@ -196,10 +197,8 @@ class Inbox:
     def recalled(self) -> list[int]:
         """Give up what was brought along and not begun; its tags."""
         with self._lock:
-            tags = [tag for tag, _ in self._local]
-            self._local.clear()
             self._pace.forget()
-        return tags
+            return self._drop_local()
 
     def server_lost(self, reason: str) -> None:
         """Nothing that is here is ours any more."""
@@ -228,9 +227,11 @@ class Inbox:
             raise self._failed
 
     def _next_turn(self) -> None:
-        self._check()
-        self._done += self._begun
-        self._begun.clear()
+        if self._failed is not None:
+            raise self._failed
+        if self._begun:
+            self._done += self._begun
+            self._begun.clear()
 
     def _take_done(self) -> list[int]:
         done, self._done = self._done, []
@@ -239,13 +240,10 @@ class Inbox:
     def _begin(self) -> Cargo:
         tag, cargo = self._local.popleft()
         self._begun.append(tag)
-        self._pace.handed()
+        self._pace.used += 1
         return cargo
 
-    def _stale(self) -> list[int]:
-        """After a pause longer than the lease, what waits here has gone to others."""
-        if not self._local or time.monotonic() - self._confirmed_at <= self.lease_s:
-            return []
+    def _drop_local(self) -> list[int]:
         tags = [tag for tag, _ in self._local]
         self._local.clear()
         return tags
@@ -282,8 +280,7 @@ class Inbox:
         first, crate = self._link.read(ask.reply, operation)
         assert isinstance(first, int) and isinstance(crate, tuple)
         self._confirmed_at = max(self._confirmed_at, ask.sent_at)
-        cargos = uncrate(Crate(*crate))
-        return [(first + offset, cargo) for offset, (cargo, _, _) in enumerate(cargos)]
+        return list(enumerate(cargos(Crate(*crate)), start=first))
 
     def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
         limit = self._link.remaining(deadline)
@@ -310,10 +307,12 @@ class Inbox:
         self._link.call("cancel", ask.number)
         return True
 
-    def _get_one(self, deadline: float | None, key: str | None) -> Cargo:
+    def _get_one(self, timeout: TimeoutLike, key: str | None) -> Cargo:
+        deadline = self._link.deadline(timeout)
         while True:
             with self._lock:
                 ahead = self._ahead if key is None else None
+                self._pace.asks()
             if ahead is None:
                 wish = Wish(self._pace.credit if key is None else 1, key=key)
                 items = self._wait_for(wish, deadline, "get")
@@ -327,6 +326,7 @@ class Inbox:
                 items = []
             with self._lock:
                 self._check()
+                self._pace.arrived()
                 if key is not None:
                     ((tag, cargo),) = items
                     self._begun.append(tag)
@@ -359,8 +359,13 @@ class Inbox:
             return
         try:
             ((tag, cargo),) = self._read(ask, "get")
+        except (ChannelError, CommError) as error:
+            result.set_error(error)
+            return
+        try:
             value = finish(cargo)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the handle's
+        except ValueError as error:
+            self._link.call("settle", (tag, tag), Outcome.REJECTED.value)
             result.set_error(error)
             return
         with self._lock:
@@ -379,18 +384,3 @@ class Inbox:
             self._confirmed_at = max(self._confirmed_at, sent_at)
         if lost:
             self.give_back(self.recalled())
-
-
-class _Through:
-    """Lets whoever waits for an item read the sockets meanwhile, by waiting for the reply."""
-
-    def __init__(self, reply: Handle[Reply]) -> None:
-        self._reply = reply
-
-    def drive(self, handle: Handle[object], deadline: float | None) -> None:
-        """Wait for the reply; its callback completes the handle."""
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        try:
-            self._reply.wait(left)
-        except CommTimeout:
-            return

@@ -31,12 +31,14 @@ class _Producer:
 class _Offer:
     """A put which has arrived and waits for room, or the part of it which still does."""
 
-    __slots__ = ("items", "last", "put", "requests", "taken")
+    __slots__ = ("items", "last", "nbytes", "put", "requests", "taken")
 
     def __init__(self, put: Put, items: Sequence[Item], last: int) -> None:
         self.put = put
         self.items = deque(items)
         self.requests = [put.request]
+        self.nbytes = sum([item.nbytes for item in items])
+        """Of the items that are still waiting when it arrives."""
         self.taken = len(put.items) - len(items)
         self.last = last
         """The number of the last item."""
@@ -166,8 +168,12 @@ class Intake:
 
     def _admit_one(self, offer: _Offer, lanes: Lanes) -> None:
         items = offer.items
+        held = self.held_bytes + offer.nbytes
+        if self._max_items is None and held <= self._max_bytes and not offer.taken:
+            self._admit_all(offer, lanes)
+            return
         if offer.put.atomic:
-            queued, held = len(lanes) + len(items), self.held_bytes + sum(i.nbytes for i in items)
+            queued = len(lanes) + len(items)
             over = self._max_items is not None and queued > self._max_items
             if (over and len(lanes)) or (held > self._max_bytes and self.held_bytes):
                 return
@@ -181,6 +187,18 @@ class Intake:
             self.held_bytes += item.nbytes
             lanes.append(item)
             offer.taken += 1
+
+    def _admit_all(self, offer: _Offer, lanes: Lanes) -> None:
+        """The same for an offer which fits as a whole, which is the usual case."""
+        order = self._orders
+        for item in offer.items:
+            item.order = order
+            order += 1
+        lanes.append_all(offer.items)
+        self._orders = order
+        self.held_bytes += offer.nbytes
+        offer.taken += len(offer.items)
+        offer.items.clear()
 
     def _fits(self, item: Item, lanes: Lanes) -> bool:
         if self._max_items is not None and len(lanes) >= self._max_items:

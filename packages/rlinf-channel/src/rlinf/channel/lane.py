@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from rlinf.channel.messages import Item
@@ -35,6 +35,19 @@ class Lane:
         """Add an item whose order is above every other's."""
         self._items[item.order] = item
         self.weight += item.weight
+
+    def append_all(self, items: Collection[Item]) -> None:
+        """Add items in their order."""
+        self._items.update([(item.order, item) for item in items])
+        self.weight += sum([item.weight for item in items])
+
+    def take_first(self, count: int) -> list[Item]:
+        """Take out the first so many items."""
+        items = self._items
+        first = [items.popitem(last=False)[1] for _ in range(count)]
+        taken = sum([item.weight for item in first])
+        self.weight = self.weight - taken if items else 0.0
+        return first
 
     def remove(self, item: Item) -> None:
         """Take an item out, wherever it stands."""
@@ -81,14 +94,32 @@ class Lanes:
         if item.key is not None:
             self.by_key.setdefault(item.key, Lane()).append(item)
 
+    def append_all(self, items: Collection[Item]) -> None:
+        """Add items at the end."""
+        self.all.append_all(items)
+        for item in items:
+            if item.key is not None:
+                self.by_key.setdefault(item.key, Lane()).append(item)
+
+    def take_first(self, count: int) -> list[Item]:
+        """Take out the first so many items of all keys."""
+        items = self.all.take_first(count)
+        for item in items:
+            if item.key is not None:
+                self._forget(item, item.key)
+        return items
+
     def remove(self, item: Item) -> None:
         """Take an item out of both of its lanes."""
         self.all.remove(item)
         if item.key is not None:
-            lane = self.by_key[item.key]
-            lane.remove(item)
-            if not lane:
-                del self.by_key[item.key]
+            self._forget(item, item.key)
+
+    def _forget(self, item: Item, key: str) -> None:
+        lane = self.by_key[key]
+        lane.remove(item)
+        if not lane:
+            del self.by_key[key]
 
     def restore(self, returned: Sequence[Item]) -> None:
         """Put items back at the front, each where its order belongs."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rlinf.channel.batching import Cargo, crate, unpack
+from rlinf.channel.batching import Cargo, Loading, pack, unpack
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
 from rlinf.channel.inbox import Inbox, Tagged
 from rlinf.channel.link import GRACE_S, Link
@@ -108,12 +108,15 @@ class Lease:
                 f"commit from channel '{link.channel}' on {link.server} to '{target.channel}' on "
                 f"{target.server}: both must be on one server and opened by the same endpoint"
             )
-        loaded = [to._load(item, weight, None) for item, weight in outputs]
+        message = Loading()
+        for item, weight in outputs:
+            to._check(weight)
+            message.add(pack(item, allow_pickle=to._allow_pickle), weight, None)
         tags = self._held_tags(indexes)
         limit = link.seconds(timeout)
-        first = to._outbox.reserve(len(loaded))
+        first = to._outbox.reserve(message.count)
         place = target.channel, target.number, first
-        reply = link.call("commit", ranges(sorted(tags)), place, tuple(crate(loaded)), limit)
+        reply = link.call("commit", ranges(sorted(tags)), place, tuple(message.crate()), limit)
         try:
             link.result(reply, "commit", None if limit is None else limit + GRACE_S)
         except LeaseLost:

@@ -146,3 +146,18 @@ def rebuild(name: str, values: object) -> ChannelError:
 def describe(error: ChannelError) -> tuple[str, str, tuple[object, ...]]:
     """The reply that carries an error."""
     return ERROR, type(error).__name__, error.values or (str(error),)
+
+
+class Through:
+    """Lets whoever waits for an item read the sockets meanwhile, by waiting for the reply."""
+
+    def __init__(self, reply: Handle[Reply]) -> None:
+        self._reply = reply
+
+    def drive(self, handle: Handle[object], deadline: float | None) -> None:
+        """Wait for the reply; its callback completes the handle."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            self._reply.wait(left)
+        except CommTimeout:
+            return

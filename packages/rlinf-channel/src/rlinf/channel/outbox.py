@@ -9,37 +9,33 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 
-from rlinf.channel.batching import Cargo, crate
-from rlinf.channel.errors import ChannelClosed, ChannelError, Full, ServerLost
+from rlinf.channel.batching import LARGE, Cargo, Loading
+from rlinf.channel.errors import ChannelClosed, ChannelError, Full, ItemTooLarge, ServerLost
 from rlinf.channel.link import GRACE_S, Link, Reply
 from rlinf.channel.session import Session
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
-from rlinf.comm.handle import Handle
+from rlinf.comm.handle import Handle, TimeoutLike
 
 log = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 18
 BLOCK_ITEMS = 256
-ON_THE_WAY = 4
+ON_THE_WAY = 3
 """Messages sent ahead of their acknowledgements before small items are gathered instead."""
-
-Loaded = tuple[Cargo, float, str | None]
 
 
 class _Message:
     """Items which travel together, first gathered, then sent, then acknowledged."""
 
-    __slots__ = ("first", "handles", "items", "nbytes", "reply", "watched")
+    __slots__ = ("first", "handles", "items", "reply", "watched")
 
-    def __init__(self, first: int, *, watched: bool = False) -> None:
+    def __init__(self, first: int, items: Loading, *, watched: bool = False) -> None:
         self.first = first
+        self.items = items
         self.watched = watched
         """Its caller waits for the reply and is told by it."""
-        self.items: list[Loaded] = []
-        self.nbytes = 0
         self.handles: list[Handle[None]] = []
         self.reply: Handle[Reply] | None = None
 
@@ -50,8 +46,6 @@ class Outbox:
     def __init__(self, link: Link, session: Session) -> None:
         self._link = link
         self._session = session
-        self._window_items = link.config.put_window_items
-        self._window_bytes = link.config.window_bytes
         self._lock = threading.Lock()
         self._sent = threading.Condition(self._lock)
         self._unsent_awaited = 0
@@ -59,52 +53,92 @@ class Outbox:
         self._gathered: _Message | None = None
         self._on_the_way: deque[_Message] = deque()
         self._items = 0
+        """Taken over and not acknowledged, gathered ones included."""
         self._nbytes = 0
-        self._room_items = link.config.max_items
-        self._room_bytes = link.config.buffer_bytes
+        self._window_items = link.config.put_window_items
+        self._window_bytes = link.config.window_bytes
+        self._bound_bytes = link.config.buffer_bytes
+        self._room_items: float = 0.0
+        self._room_bytes = 0
+        """What the channel itself had room for, as of the last acknowledgement."""
+        self._set_room(link.config.max_items, self._bound_bytes)
         self._failed: ChannelError | CommError | None = None
 
-    def add(self, items: Sequence[Loaded], deadline: float | None, *, gather: bool) -> None:
-        """Take items over; returns when the window had room for them.
+    def add(self, cargo: Cargo, weight: float, key: str | None, timeout: TimeoutLike) -> None:
+        """Take one item over; returns when the window had room for it.
 
-        With `gather` they may wait for others to leave with them, while messages are on their
-        way. Where the channel's own bound is what is short, this waits until the server holds
-        the items.
+        Where the channel's own bound is what is short, this waits until the server holds it.
 
         Raises:
-            Full: No room by the deadline; what `accepted` does not count will not be in the
-                channel.
-            ChannelClosed, ServerLost: Of these items or, noticed only now, of earlier ones.
+            Full: No room by the deadline; the item will not be in the channel.
+            ItemTooLarge: It never can be.
+            ChannelClosed, ServerLost: Of this item or, noticed only now, of earlier ones.
         """
-        nbytes = sum([item[0].nbytes for item in items])
+        nbytes = cargo[1]
+        with self._lock:
+            if self._failed is not None:
+                raise self._failed
+            items, held = self._items + 1, self._nbytes + nbytes
+            if items <= self._easy_items and held <= self._easy_bytes:
+                message = self._gather(cargo, weight, key)
+                if (
+                    len(self._on_the_way) >= ON_THE_WAY
+                    and message.items.count < BLOCK_ITEMS
+                    and message.items.nbytes < BLOCK_BYTES
+                    and cargo[0] != LARGE
+                ):
+                    return
+                self._seal()
+            else:
+                message = None
+        if message is not None:
+            self._send(message)
+            return
+        single = Loading()
+        single.add(cargo, weight, key)
+        self.add_all(single, self._link.deadline(timeout))
+
+    def add_all(self, items: Loading, deadline: float | None) -> None:
+        """Take items over as one message; otherwise like `add`.
+
+        Raises:
+            Full: Its `accepted` says how many are in the channel; the others will not be.
+        """
+        self._check_size(items)
         while True:
             oldest: _Message | None = None
             with self._lock:
                 self._check()
-                if self._exceeds_room(len(items), nbytes):
+                ready = self._seal()
+                if self._exceeds_room(items):
                     break
-                if self._fits_window(len(items), nbytes):
-                    ready = self._gather(items, nbytes)
-                    if not gather:
-                        ready += self._seal()
+                if self._fits_window(items):
+                    ready.append(self._launch(self._number(items)))
                 else:
-                    ready = self._seal()
                     oldest = self._on_the_way[0]
             for message in ready:
                 self._send(message)
             if oldest is None:
                 return
             self._await(oldest, deadline)
-        self._deliver(items, deadline)
-
-    def add_async(self, item: Loaded, what: str) -> Handle[None]:
-        """Take an item over; the handle is done when the server holds it. Never waits."""
-        handle: Handle[None] = Handle(what, progress=_Drive(self))
-        with self._lock:
-            self._check()
-            ready = self._gather([item], item[0].nbytes, handle)
         for message in ready:
             self._send(message)
+        self._deliver(items, deadline)
+
+    def add_async(self, cargo: Cargo, weight: float, key: str | None) -> Handle[None]:
+        """Take an item over; the handle is done when the server holds it. Never waits."""
+        what = f"put to channel {self._link.channel}"
+        handle: Handle[None] = Handle(what, progress=_Drive(self))
+        single = Loading()
+        single.add(cargo, weight, key)
+        self._check_size(single)
+        with self._lock:
+            self._check()
+            message = self._gather(cargo, weight, key)
+            message.handles.append(handle)
+            ready = self._seal() if cargo[0] == LARGE or self._is_full(message) else []
+        for sealed in ready:
+            self._send(sealed)
         return handle
 
     def reserve(self, count: int) -> int:
@@ -136,19 +170,11 @@ class Outbox:
                 return
             self._await(oldest, deadline)
 
-    def _end(self) -> None:
-        self.flush(time.monotonic() + self._link.endpoint.config.linger_s)
-
     def server_lost(self, reason: str) -> None:
         """Nothing of this outbox will be acknowledged any more."""
         link = self._link
         with self._lock:
             self._failed = self._failed or ServerLost(link.channel, link.server, "put", reason)
-
-    @property
-    def unacknowledged(self) -> int:
-        """Items taken over which the server has not said it holds."""
-        return self._items
 
     # Under the lock
 
@@ -156,62 +182,78 @@ class Outbox:
         if self._failed is not None:
             raise self._failed
 
-    def _exceeds_room(self, count: int, nbytes: int) -> bool:
-        short = self._room_items is not None and self._items + count > self._room_items
-        return not self._window_items or short or self._nbytes + nbytes > self._room_bytes
+    def _set_room(self, items: int | None, nbytes: int) -> None:
+        self._room_items = float("inf") if items is None else items
+        self._room_bytes = nbytes
+        self._easy_items = min(self._window_items, self._room_items)
+        self._easy_bytes = min(self._window_bytes, nbytes)
 
-    def _fits_window(self, count: int, nbytes: int) -> bool:
-        return not self._items or (
-            self._items + count <= self._window_items
-            and self._nbytes + nbytes <= self._window_bytes
+    def _exceeds_room(self, items: Loading) -> bool:
+        return (
+            not self._window_items
+            or self._items + items.count > self._room_items
+            or self._nbytes + items.nbytes > self._room_bytes
         )
 
-    def _gather(
-        self, items: Sequence[Loaded], nbytes: int, handle: Handle[None] | None = None
-    ) -> list[_Message]:
+    def _fits_window(self, items: Loading) -> bool:
+        return not self._items or (
+            self._items + items.count <= self._window_items
+            and self._nbytes + items.nbytes <= self._window_bytes
+        )
+
+    def _is_full(self, message: _Message) -> bool:
+        return (
+            len(self._on_the_way) < ON_THE_WAY
+            or message.items.count >= BLOCK_ITEMS
+            or message.items.nbytes >= BLOCK_BYTES
+        )
+
+    def _gather(self, cargo: Cargo, weight: float, key: str | None) -> _Message:
         message = self._gathered
         if message is None:
-            message = self._gathered = _Message(self._next)
-        message.items += items
-        if handle is not None:
-            message.handles.append(handle)
-        message.nbytes += nbytes
-        self._next += len(items)
-        self._items += len(items)
-        self._nbytes += nbytes
-        full = message.nbytes >= BLOCK_BYTES or len(message.items) >= BLOCK_ITEMS
-        return self._seal() if full or len(self._on_the_way) < ON_THE_WAY else []
+            message = self._gathered = _Message(self._next, Loading())
+        message.items.add(cargo, weight, key)
+        self._next += 1
+        self._items += 1
+        self._nbytes += cargo[1]
+        return message
 
     def _seal(self) -> list[_Message]:
         message, self._gathered = self._gathered, None
-        if message is None:
-            return []
-        self._launch(message)
-        return [message]
+        return [] if message is None else [self._launch(message)]
 
-    def _number(self, items: Sequence[Loaded]) -> _Message:
-        message = _Message(self._next, watched=True)
-        message.items = list(items)
-        message.nbytes = sum(item[0].nbytes for item in items)
-        self._next += len(items)
-        self._items += len(items)
-        self._nbytes += message.nbytes
+    def _number(self, items: Loading, *, watched: bool = False) -> _Message:
+        message = _Message(self._next, items, watched=watched)
+        self._next += items.count
+        self._items += items.count
+        self._nbytes += items.nbytes
         return message
 
-    def _launch(self, message: _Message) -> None:
+    def _launch(self, message: _Message) -> _Message:
         if not self._on_the_way:
             self._session.before_end(self._link.number, self._end)
         self._on_the_way.append(message)
+        return message
+
+    def _settle(self, items: Loading) -> None:
+        self._items -= items.count
+        self._nbytes -= items.nbytes
 
     # Without the lock
 
-    def _deliver(self, items: Sequence[Loaded], deadline: float | None) -> None:
+    def _end(self) -> None:
+        self.flush(time.monotonic() + self._link.endpoint.config.linger_s)
+
+    def _check_size(self, items: Loading) -> None:
+        if items.nbytes > self._bound_bytes and items.count == 1:
+            raise ItemTooLarge(self._link.channel, items.nbytes, self._bound_bytes)
+
+    def _deliver(self, items: Loading, deadline: float | None) -> None:
         """Send items as one message and wait until the server holds all of them."""
         with self._lock:
             self._check()
             ready = self._seal()
-            message = self._number(items)
-            self._launch(message)
+            message = self._launch(self._number(items, watched=True))
         for earlier in ready:
             self._send(earlier)
         limit = self._link.remaining(deadline)
@@ -220,7 +262,8 @@ class Outbox:
         self._link.result(message.reply, "put", None if limit is None else limit + GRACE_S)
 
     def _send(self, message: _Message, timeout_s: float | None = None) -> None:
-        reply = self._link.call("put", message.first, tuple(crate(message.items)), timeout_s)
+        wire = tuple(message.items.crate())
+        reply = self._link.call("put", message.first, wire, timeout_s)
         with self._lock:
             message.reply = reply
             if self._unsent_awaited:
@@ -235,30 +278,31 @@ class Outbox:
         except (ChannelError, CommError) as problem:
             error = problem
         with self._lock:
-            self._items -= len(message.items)
-            self._nbytes -= message.nbytes
+            self._settle(message.items)
             self._on_the_way.remove(message)
             if error is None:
-                self._room_items, self._room_bytes = room  # type: ignore[assignment]
+                self._set_room(*room)  # type: ignore[arg-type]
             elif not isinstance(error, Full):
                 self._fail(error, message)
             ready = self._seal() if self._failed is None else []
             if not self._on_the_way:
                 self._session.before_end(self._link.number, None)
         for handle in message.handles:
-            _complete(handle, error)
+            if error is None:
+                handle.set_result(None)
+            else:
+                handle.set_error(error)
         for following in ready:
             self._send(following)
 
     def _fail(self, error: ChannelError | CommError, message: _Message) -> None:
         """From now on every call says so, and how many items taken over are not held."""
-        lost = 0 if message.watched else len(message.items) - len(message.handles)
+        lost = 0 if message.watched else message.items.count - len(message.handles)
         gathered, self._gathered = self._gathered, None
         if gathered is not None:
-            lost += len(gathered.items) - len(gathered.handles)
+            lost += gathered.items.count - len(gathered.handles)
             message.handles += gathered.handles
-            self._items -= len(gathered.items)
-            self._nbytes -= gathered.nbytes
+            self._settle(gathered.items)
         if isinstance(error, ChannelClosed):
             before = self._failed.lost if isinstance(self._failed, ChannelClosed) else 0
             self._failed = ChannelClosed(self._link.channel, "put", before + lost)
@@ -305,10 +349,3 @@ class _Drive:
 
     def drive(self, handle: Handle[None], deadline: float | None) -> None:
         self._outbox.drive(handle, deadline)
-
-
-def _complete(handle: Handle[None], error: BaseException | None) -> None:
-    if error is None:
-        handle.set_result(None)
-    else:
-        handle.set_error(error)

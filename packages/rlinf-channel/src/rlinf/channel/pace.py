@@ -5,41 +5,46 @@ import time
 from rlinf.channel.config import ChannelConfig
 
 FASTEST_S = 1e-6
-MEMORY = 0.7
+MEMORY = 0.6
 
 
 class Pace:
-    """Time between a get's return and the next get, smoothed.
+    """Seconds an item keeps the consumer busy, smoothed over its requests.
 
     The smoothing is geometric: one hiccup of a fast consumer hardly makes it a slow one, while a
-    consumer that has really become slow is known as such after two or three items.
+    consumer that has really become slow is known as such after two or three requests.
     """
 
-    __slots__ = ("_config", "_handed_at", "_pace_s", "credit")
+    __slots__ = ("_config", "_pace_s", "_since", "credit", "used")
 
     def __init__(self, config: ChannelConfig) -> None:
         self._config = config
         self._pace_s: float | None = None
-        self._handed_at = 0.0
+        self._since = 0.0
+        self.used = 0
+        """Items handed out since; counted up by the owner."""
         self.credit = 1
         """Items to ask for with the next request."""
 
-    def handed(self) -> None:
-        """A get returns an item."""
-        self._handed_at = time.monotonic()
+    def arrived(self) -> None:
+        """The consumer has waited until now."""
+        self._since = time.monotonic()
+        self.used = 0
 
-    def asked(self) -> None:
-        """The next get begins."""
-        if not self._handed_at:
+    def asks(self) -> None:
+        """A request is about to be sent: reckon."""
+        if not self.used:
             return
-        pace = max(time.monotonic() - self._handed_at, FASTEST_S)
+        now = time.monotonic()
+        pace = max((now - self._since) / self.used, FASTEST_S)
         old = self._pace_s or pace
         self._pace_s = old**MEMORY * pace ** (1 - MEMORY)
+        self._since, self.used = now, 0
         wanted = self._config.prefetch_s / self._pace_s
         self.credit = max(1, min(self._config.prefetch_items, int(wanted)))
 
     def forget(self) -> None:
         """Begin anew: what was brought along was not used in time."""
         self._pace_s = None
-        self._handed_at = 0.0
+        self.used = 0
         self.credit = 1

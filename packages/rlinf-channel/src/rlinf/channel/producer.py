@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from rlinf.channel.batching import pack
-from rlinf.channel.errors import Full, InvalidWeight, ItemTooLarge
+from rlinf.channel.batching import Loading, pack
+from rlinf.channel.errors import Full, InvalidWeight
 from rlinf.channel.link import Link
-from rlinf.channel.outbox import BLOCK_BYTES, BLOCK_ITEMS, Loaded, Outbox
+from rlinf.channel.outbox import BLOCK_BYTES, BLOCK_ITEMS, Outbox
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
 
@@ -25,6 +25,7 @@ class Producer:
 
     _link: Link
     _outbox: Outbox
+    _allow_pickle: bool
 
     def put(
         self,
@@ -47,15 +48,18 @@ class Producer:
             InvalidWeight, ItemTooLarge: The item can never be accepted.
             ServerLost: The server is gone.
         """
-        self._outbox.add([self._load(item, weight, key)], self._link.deadline(timeout), gather=True)
+        self._check(weight)
+        cargo = pack(item, allow_pickle=self._allow_pickle)
+        self._outbox.add(cargo, weight, key, timeout)
 
     def put_async(self, item: object, weight: float = 1.0, key: str | None = None) -> Handle[None]:
         """Put one item; the handle is done when the server holds it. Never waits for room.
 
         Raises, by the handle: ChannelClosed, ServerLost.
         """
-        loaded = self._load(item, weight, key)
-        return self._outbox.add_async(loaded, f"put to channel {self._link.channel}")
+        self._check(weight)
+        cargo = pack(item, allow_pickle=self._allow_pickle)
+        return self._outbox.add_async(cargo, weight, key)
 
     def put_many(
         self,
@@ -72,18 +76,19 @@ class Producer:
             And what `put` raises; then, too, those before the failing one are in.
         """
         deadline = self._link.deadline(timeout)
-        batch: list[Loaded] = []
-        nbytes = accepted = 0
+        message = Loading()
+        accepted = 0
         for index, item in enumerate(items):
             weight = 1.0 if weights is None else weights[index]
-            loaded = self._load(item, weight, None if keys is None else keys[index])
-            batch.append(loaded)
-            nbytes += loaded[0].nbytes
-            if nbytes >= BLOCK_BYTES or len(batch) >= BLOCK_ITEMS:
-                accepted += self._add(batch, deadline, accepted)
-                batch, nbytes = [], 0
-        if batch:
-            self._add(batch, deadline, accepted)
+            self._check(weight)
+            cargo = pack(item, allow_pickle=self._allow_pickle)
+            message.add(cargo, weight, None if keys is None else keys[index])
+            if message.nbytes >= BLOCK_BYTES or message.count >= BLOCK_ITEMS:
+                self._add_all(message, deadline, accepted)
+                accepted += message.count
+                message = Loading()
+        if message.count:
+            self._add_all(message, deadline, accepted)
 
     def flush(self, timeout: TimeoutLike = DEFAULT) -> None:
         """Wait until the server holds everything put before.
@@ -94,18 +99,16 @@ class Producer:
         """
         self._outbox.flush(self._link.deadline(timeout))
 
-    def _add(self, batch: list[Loaded], deadline: float | None, before: int) -> int:
+    def _add_all(self, message: Loading, deadline: float | None, before: int) -> None:
         try:
-            self._outbox.add(batch, deadline, gather=False)
+            self._outbox.add_all(message, deadline)
         except Full as error:
             raise Full(error.channel, error.state, before + error.accepted) from error
-        return len(batch)
 
-    def _load(self, item: object, weight: float, key: str | None) -> Loaded:
-        link = self._link
-        if not (isinstance(weight, int | float) and 0 < weight < math.inf):
-            raise InvalidWeight(link.channel, weight)
-        cargo = pack(item, allow_pickle=link.endpoint.config.allow_pickle)
-        if cargo.nbytes > link.config.buffer_bytes:
-            raise ItemTooLarge(link.channel, cargo.nbytes, link.config.buffer_bytes)
-        return cargo, float(weight), key
+    def _check(self, weight: float) -> None:
+        try:
+            good = 0 < weight < math.inf
+        except TypeError:
+            good = False
+        if not good:
+            raise InvalidWeight(self._link.channel, weight)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from rlinf.channel.batching import Crate, crate, uncrate
+from rlinf.channel.batching import Crate, collect, shelve
 from rlinf.channel.config import ChannelConfig
-from rlinf.channel.errors import ChannelError, InvalidWeight, ServerLost
+from rlinf.channel.errors import ChannelError, ServerLost
 from rlinf.channel.hub import Addressed, Hub
 from rlinf.channel.link import OK, REFUSED, Reply, describe
 from rlinf.channel.messages import (
@@ -21,7 +21,6 @@ from rlinf.channel.messages import (
     Commit,
     Delivered,
     Event,
-    Item,
     Outcome,
     Put,
     Recall,
@@ -168,7 +167,7 @@ class ChannelService:
         self, caller: _Caller, first: int, wire: tuple[object, ...], timeout_s: float | None
     ) -> list[Addressed]:
         self._hub.get(caller.channel)
-        items = _items(caller.channel, wire)
+        items = shelve(Crate(*wire), caller.channel)  # type: ignore[arg-type]
         put = Put(self._ticket(caller), caller.client, first, items, _deadline(caller, timeout_s))
         return self._step(caller, put)
 
@@ -232,7 +231,7 @@ class ChannelService:
             self._ticket(caller),
             producer,
             first,
-            _items(name, wire),
+            shelve(Crate(*wire), name),  # type: ignore[arg-type]
             _deadline(caller, timeout_s),
             atomic=True,
         )
@@ -275,8 +274,7 @@ class ChannelService:
 
     def _reply(self, name: str, command: object, waited_s: float) -> Reply:
         if isinstance(command, Delivered):
-            loaded = [(item.payload, item.weight, item.key) for item in command.items]
-            return (OK, command.first_tag, tuple(crate(loaded)))  # type: ignore[arg-type]
+            return (OK, command.first_tag, tuple(collect(command.items)))
         if isinstance(command, Accepted):
             return (OK, command.room_items, command.room_bytes)
         if isinstance(command, Refused):
@@ -318,12 +316,3 @@ class ChannelService:
 
 def _deadline(caller: _Caller, timeout_s: float | None) -> float | None:
     return None if timeout_s is None else caller.now + timeout_s
-
-
-def _items(channel: str, wire: tuple[object, ...]) -> list[Item]:
-    items: list[Item] = []
-    for cargo, weight, key in uncrate(Crate(*wire)):  # type: ignore[arg-type]
-        if not 0 < weight < float("inf"):
-            raise InvalidWeight(channel, weight)
-        items.append(Item(cargo, weight, key, cargo.nbytes))
-    return items

@@ -1,6 +1,6 @@
 """Tags on the wire: runs of consecutive numbers as first, last, first, last, ..."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Ranges = tuple[int, ...]
 
@@ -16,8 +16,10 @@ def ranges(tags: Iterable[int]) -> Ranges:
     return tuple(runs)
 
 
-def expand(runs: Ranges) -> list[int]:
+def expand(runs: Ranges) -> Sequence[int]:
     """The tags that `ranges` was given."""
+    if len(runs) == 2:
+        return range(runs[0], runs[1] + 1)
     tags: list[int] = []
     for first, last in zip(runs[::2], runs[1::2], strict=True):
         tags.extend(range(first, last + 1))

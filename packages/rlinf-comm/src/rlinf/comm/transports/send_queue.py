@@ -73,8 +73,8 @@ class Encoder:
         return b"".join((prefix, service, rows, header))
 
     def chunk(self, size: int) -> bytes:
-        """The prefix of a chunk."""
-        return PREFIX.pack(CHUNK, 0, 0, 0, 0, size, 0, 0, self.credit())
+        """The prefix of a chunk; it carries no credit, for it is no frame to its reader."""
+        return PREFIX.pack(CHUNK, 0, 0, 0, 0, size, 0, 0, 0)
 
 
 class SendQueue:

@@ -83,6 +83,8 @@ class ShmLink(StreamLink):
     def _report(self, frame: Incoming) -> None:
         if frame.kind >= SEGMENT and self.authenticated:
             self._housekeeping(frame)
+            if frame.credit and not self._ending:
+                self.owner.on_frame(self, frame)
         elif not self._ending:
             if frame.places:
                 if self._borrower.released:

@@ -57,7 +57,8 @@ def test_settings_that_do_not_go_together_are_refused(bad):
 
 
 @pytest.mark.slow
-def test_smollm2_loads_and_speaks():
+@pytest.mark.timeout(600)
+def test_smollm2_loads_quietly_and_speaks(capfd, tmp_path):
     pytest.importorskip("gguf")
     spec = ModelSpec("smollm2")
     try:
@@ -68,3 +69,7 @@ def test_smollm2_loads_and_speaks():
     assert 134e6 < sum(p.numel() for p in model.parameters()) < 135e6
     ids = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
     assert tokenizer.decode(model(ids).logits[0, -1].argmax()).strip() == "Paris"
+    assert capfd.readouterr().err == ""
+    model.save_pretrained(tmp_path)
+    again = build_model(ModelSpec("folder", path=tmp_path))
+    assert torch.equal(again(ids).logits, model(ids).logits)

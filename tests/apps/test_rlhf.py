@@ -163,7 +163,7 @@ def test_the_tiny_model_learns(tmp_path: Path, seed: int) -> None:
 def test_a_killed_rollout_worker_is_replaced_and_the_run_ends_well(
     tmp_path: Path, started: list[Started]
 ) -> None:
-    job = Started(tmp_path, "steps=30", "sft.stop_at=0.15")
+    job = Started(tmp_path, "steps=30", "sft.steps=5")
     started.append(job)
     job.wait_for_steps(3)
     victim = job.worker("rollout")
@@ -182,7 +182,7 @@ def test_a_killed_rollout_worker_is_replaced_and_the_run_ends_well(
 def test_a_killed_trainer_stops_the_run_with_the_cause_last(
     tmp_path: Path, started: list[Started]
 ) -> None:
-    job = Started(tmp_path, "steps=1000", "sft.stop_at=0.15")
+    job = Started(tmp_path, "steps=1000", "sft.steps=5")
     started.append(job)
     job.wait_for_steps(3)
     job.worker("trainer").kill()
@@ -200,7 +200,7 @@ def test_a_killed_trainer_stops_the_run_with_the_cause_last(
 def test_one_interrupt_ends_after_the_step(
     tmp_path: Path, started: list[Started], launcher: str
 ) -> None:
-    job = Started(tmp_path, f"launcher={launcher}", "steps=1000", "sft.stop_at=0.15")
+    job = Started(tmp_path, f"launcher={launcher}", "steps=1000", "sft.steps=5")
     started.append(job)
     job.wait_for_steps(3)
     os.killpg(job.process.pid, signal.SIGINT)

@@ -377,7 +377,8 @@ class Endpoint:
 
     def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Handle[Any]:
         who = ANY if peer is None else peer.id
-        handle = self._patience.handle(f"recv from {who} (tag {tag})")
+        whom = "anybody" if peer is None else peer.name
+        handle = self._patience.handle(f"recv from {whom} (tag {tag})")
         self._exchange.ask(who, tag, handle, named=named)
         if peer is not None and peer.link is None and not handle.done():
             self._patience.watch(handle, peer, self._manager, self._exchange)

@@ -11,7 +11,7 @@ from rlinf.comm import lifecycle as life
 from rlinf.comm.address import WorkerId
 from rlinf.comm.errors import CommError, PeerLost
 from rlinf.comm.events import Connected, Disconnected, Event, Lost, Received, Sent, Sink
-from rlinf.comm.frame import ERROR, MESSAGE, NAMES, REPLY, REQUEST, Incoming, Outgoing
+from rlinf.comm.frame import ERROR, MESSAGE, NAMES, RAW, REPLY, REQUEST, Incoming, Outgoing
 from rlinf.comm.handle import Handle
 from rlinf.comm.mailbox import Letter, Mailbox, Source, Wish
 from rlinf.comm.outbox import Outbox
@@ -20,6 +20,8 @@ from rlinf.comm.request import Calls, Request, Services, rebuild
 from rlinf.comm.transports.base import Link
 
 log = logging.getLogger(__name__)
+
+RAW_BYTES = 1 << 12
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Exchange:
 
     def __init__(self, me: WorkerId, peers: Peers, *, allow_pickle: bool) -> None:
         self.me = me
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(self._fulfil)
         self.services = Services(me)
         self.calls = Calls()
         self.sinks: list[Sink] = []
@@ -51,14 +53,19 @@ class Exchange:
     def pack(
         self, kind: int, obj: object, *, tag: int = 0, ident: int = 0, service: str = ""
     ) -> Outgoing:
-        """Encode an object into a frame."""
-        packed = codec.split(obj, allow_pickle=self._allow_pickle)
-        return Outgoing(
-            kind, packed.header, packed.buffers, tag=tag, ident=ident, service=service.encode()
-        )
+        """Encode an object into a frame; a few bytes are their own encoding."""
+        name = service.encode() if service else b""
+        if type(obj) is bytes and len(obj) <= RAW_BYTES:
+            frame = Outgoing(kind, obj, (), tag=tag, ident=ident, service=name)
+            frame.flags = RAW
+            return frame
+        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle)
+        return Outgoing(kind, header, buffers, tag=tag, ident=ident, service=name)
 
     def unpack(self, frame: Incoming) -> Any:
         """Decode what a frame carries; arrays are views on its buffers."""
+        if frame.flags & RAW:
+            return frame.header
         return codec.join(frame.header, frame.buffers, allow_pickle=self._allow_pickle)
 
     # -- messages ------------------------------------------------------------------------------
@@ -70,24 +77,24 @@ class Exchange:
 
     def ask(self, source: Source, tag: int, handle: Handle[Any], *, named: bool) -> None:
         """Complete the handle with the next message; `named`: with (object, source)."""
-
-        def fulfil(letter: Letter) -> bool:
-            if handle.done():
-                return False
-            try:
-                obj = self.unpack(letter.frame)
-            except CommError as error:
-                taken = handle.set_error(error)
-            else:
-                taken = handle.set_result((obj, letter.source) if named else obj)
-            if taken:
-                self._consumed(letter)
-            return taken
-
-        wish = Wish(source, handle, fulfil)
+        wish = Wish(source, handle, named=named)
         letter = self.mailbox.wish(tag, wish)
-        if letter is not None and not fulfil(letter):
+        if letter is not None and not self._fulfil(wish, letter):
             self.mailbox.give_back(letter)
+
+    def _fulfil(self, wish: Wish, letter: Letter) -> bool:
+        handle = wish.handle
+        if handle.done():
+            return False
+        try:
+            obj = self.unpack(letter.frame)
+        except CommError as error:
+            taken = handle.set_error(error)
+        else:
+            taken = handle.set_result((obj, letter.source) if wish.named else obj)
+        if taken:
+            self._consumed(letter)
+        return taken
 
     def _consumed(self, letter: Letter) -> None:
         if letter.window.consume(letter.frame.nbytes):

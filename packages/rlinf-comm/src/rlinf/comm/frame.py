@@ -31,6 +31,7 @@ PAYLOAD = frozenset({MESSAGE, REQUEST, REPLY, ERROR})
 NAMES = {MESSAGE: "message", REQUEST: "request", REPLY: "reply", ERROR: "error"}
 
 CHUNKED = 1
+RAW = 4  # the header is the payload itself: bytes that need no encoding
 PRIVATE = 2  # the receiver holds much of the sender's pool: it should copy at once
 
 PREFIX = struct.Struct("<BBHIIIqQQ")
@@ -77,6 +78,7 @@ class Outgoing:
         "buffers",
         "cares",
         "done",
+        "flags",
         "header",
         "ident",
         "kind",
@@ -103,7 +105,10 @@ class Outgoing:
         self.tag = tag
         self.ident = ident
         self.service = service
-        self.nbytes = len(header) + sum(b.nbytes for b in buffers) if buffers else len(header)
+        self.flags = 0
+        self.nbytes = len(header)
+        if buffers:
+            self.nbytes += sum([buffer.nbytes for buffer in buffers])
         self.done: Handle[None] | None = None
         self.cares: Handle[Any] | None = None
         self.staged: Sequence[Staged] | None = None
@@ -127,6 +132,7 @@ class Outgoing:
             ident=self.ident,
             service=self.service,
         )
+        other.flags = self.flags
         other.staged = self.staged
         other.twin = self
         return other
@@ -232,7 +238,7 @@ class Reader:
     """
 
     def __init__(self, *, placed: bool, limit_bytes: int) -> None:
-        self.authenticated = False
+        self._authenticated = self._quick = False
         self.memory: Callable[[int], memoryview] = allocate
         self._placed = placed
         self._limit = limit_bytes
@@ -244,6 +250,11 @@ class Reader:
         self._body: Body | None = None
         self._left = 0
         self._bulk: tuple[Incoming, Body] | None = None
+
+    def authenticate(self) -> None:
+        """Frames of all kinds and sizes may come from now on."""
+        self._quick = self._limit >= SCRATCH_BYTES
+        self._authenticated = True
 
     def space(self) -> memoryview:
         """Where to read to; never empty. Large bodies are read straight to where they stay."""
@@ -277,10 +288,15 @@ class Reader:
         """
         while True:
             if self._prefix is None:
-                if self._end - self._pos < PREFIX.size:
+                pos = self._pos + PREFIX.size
+                if self._end < pos:
                     return None
-                self._prefix = PREFIX.unpack_from(self._scratch, self._pos)
-                self._pos += PREFIX.size
+                self._prefix = prefix = PREFIX.unpack_from(self._scratch, self._pos)
+                end = pos + prefix[2] + prefix[3]
+                # Most frames are small, whole and without buffers.
+                if not prefix[4] and end <= self._end and prefix[0] != CHUNK and self._quick:
+                    return self._small(prefix, pos, end)
+                self._pos = pos
                 self._check(self._prefix)
             if self._body is None:
                 head = self._take_head(self._prefix)
@@ -293,10 +309,21 @@ class Reader:
             if frame is not None:
                 return frame
 
+    def _small(self, prefix: tuple[int, ...], pos: int, end: int) -> Incoming:
+        self._prefix = None
+        self._pos = end
+        kind, flags, service, header, _, _, tag, ident, credit = prefix
+        frame = Incoming(kind, tag, ident, credit, flags)
+        if service:
+            frame.service = bytes(self._scratch[pos : pos + service])
+        frame.header = bytes(self._scratch[pos + service : end])
+        frame.nbytes = header
+        return frame
+
     def _check(self, prefix: tuple[int, ...]) -> None:
         kind, _, service, header, count, chunk = prefix[:6]
         size = service + header + count * (PLACED.size if self._placed else INLINE.size)
-        if not self.authenticated and (kind > REFUSE or size > SHAKE_BYTES or count or chunk):
+        if not self._authenticated and (kind > REFUSE or size > SHAKE_BYTES or count or chunk):
             raise ProtocolError(f"a frame of kind {kind} and {size} bytes before authentication")
         if size > self._limit or chunk > self._limit:
             raise ProtocolError(

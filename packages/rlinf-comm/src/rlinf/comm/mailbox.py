@@ -40,22 +40,25 @@ class Letter:
 
 
 class Wish:
-    """A receive that waits. `fulfil` decodes, and completes the handle; False: nobody cares."""
+    """A receive that waits; `named`: its result is (object, who sent it)."""
 
-    __slots__ = ("fulfil", "handle", "source")
+    __slots__ = ("handle", "named", "source")
 
-    def __init__(
-        self, source: Source, handle: Handle[Any], fulfil: Callable[[Letter], bool]
-    ) -> None:
+    def __init__(self, source: Source, handle: Handle[Any], *, named: bool) -> None:
         self.source = source
         self.handle = handle
-        self.fulfil = fulfil
+        self.named = named
 
 
 class Mailbox:
-    """Thread-safe. Wishes are fulfilled outside its lock."""
+    """Thread-safe. Wishes are fulfilled outside its lock.
 
-    def __init__(self) -> None:
+    Args:
+        fulfil: Decodes a letter and completes the handle of a wish; False: nobody cares any more.
+    """
+
+    def __init__(self, fulfil: Callable[[Wish, Letter], bool]) -> None:
+        self._fulfil = fulfil
         self._lock = threading.Lock()
         self._order = itertools.count()
         self._letters: dict[int, dict[WorkerId, deque[Letter]]] = {}
@@ -71,7 +74,7 @@ class Mailbox:
                     letter.order = next(self._order)
                     self._keep(letter)
                     return False
-            if wish.fulfil(letter):
+            if self._fulfil(wish, letter):
                 return True
 
     def take(self, source: Source, tag: int) -> Letter | None:
@@ -99,7 +102,7 @@ class Mailbox:
                 if wish is None:
                     self._keep(letter, first=True)
                     return
-            if wish.fulfil(letter):
+            if self._fulfil(wish, letter):
                 return
 
     def wishes(self, source: WorkerId | None = None) -> list[Wish]:
@@ -111,10 +114,6 @@ class Mailbox:
                 for wish in wishes
                 if source is None or wish.source == source
             ]
-
-    def is_empty(self) -> bool:
-        """Whether no letter lies here."""
-        return not self._letters
 
     def _matching(self, letter: Letter) -> Wish | None:
         """Under the lock. Wishes whose handle is done (withdrawn, expired) are dropped."""

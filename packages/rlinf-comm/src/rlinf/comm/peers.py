@@ -18,6 +18,7 @@ class Peer:
 
     Attributes:
         id: Its name.
+        name: The same as text, for messages.
         machine: Where the connection stands.
         link: The connection, while it is up.
         waiting: Frames that cannot be sent yet.
@@ -38,6 +39,7 @@ class Peer:
         "id",
         "link",
         "machine",
+        "name",
         "record",
         "told",
         "tried",
@@ -48,6 +50,7 @@ class Peer:
 
     def __init__(self, id: WorkerId, *, first: bool, window_bytes: int) -> None:
         self.id = id
+        self.name = str(id)
         self.machine = Lifecycle(first=first)
         self.link: Link | None = None
         self.waiting: deque[Outgoing] = deque()

@@ -60,7 +60,7 @@ class Poller:
 
     def poll(self, timeout_s: float | None) -> None:
         """Wait up to `timeout_s` and run the callbacks of all ready descriptors."""
-        for fd, flags in self._wait(timeout_s):
+        for fd, flags in self._epoll.poll(timeout_s) if self._epoll else self._select(timeout_s):
             callback = self._callbacks.get(fd)
             if callback is None:
                 continue
@@ -79,9 +79,7 @@ class Poller:
         if self._wake_out != self._wake_in:
             os.close(self._wake_out)
 
-    def _wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        if self._epoll:
-            return self._epoll.poll(timeout_s)
+    def _select(self, timeout_s: float | None) -> list[tuple[int, int]]:
         assert self._selector is not None
         found = self._selector.select(timeout_s)
         return [

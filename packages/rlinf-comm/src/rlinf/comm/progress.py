@@ -62,7 +62,6 @@ class Loop:
         self._leader = NOBODY
         self._followers: deque[_Gate] = deque()
         self._posted: deque[Callable[[], None]] = deque()
-        self._before_sleep: list[Callable[[], None]] = []
         self._busy: list[Callable[[], None]] = []
         self._asleep = False
         self._wakes_at: float | None = None
@@ -94,10 +93,6 @@ class Loop:
         self._timers.expire_at(when, handle, error)
         handle.add_done_callback(lambda done: self._timers.forget(when, done))
         self._wake_before(when)
-
-    def before_sleep(self, action: Callable[[], None]) -> None:
-        """Run `action` each time before the leader goes to sleep (to flush what was held back)."""
-        self._before_sleep.append(action)
 
     def nested(self, action: Callable[[], None]) -> None:
         """Run `action` now; a wait from within it runs it again first, before it polls.
@@ -158,19 +153,17 @@ class Loop:
                 self._promote()  # chosen to lead, but with nothing left to wait for
 
     def _lead(self, handle: Handle[Any], deadline: float | None) -> None:
-        me = threading.get_ident()
-
-        def wake() -> None:
-            if threading.get_ident() != me:
-                self.wake()
-
-        if not handle.add_waker(wake):
+        if not handle.add_waker(self._wake_if_elsewhere):
             return
         while not handle.done() and not self._closed:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
             self._round(left, handle)
+
+    def _wake_if_elsewhere(self) -> None:
+        if threading.get_ident() != self._leader:
+            self.wake()
 
     def _abdicate(self) -> None:
         with self._mutex:
@@ -217,22 +210,16 @@ class Loop:
     # -- one round of the leader ---------------------------------------------------------------
 
     def _round(self, left: float | None, handle: Handle[Any] | None) -> None:
-        for action in self._before_sleep:
-            self._run(action)
+        heap = self._timers.heap
         self._wakes_at = None
         self._asleep = True  # from here on, whoever adds something wakes this thread
-        due = self._timers.next_at()
-        if (
-            self._posted
-            or self._closed
-            or (handle is not None and handle.done())
-            or (handle is None and self._followers)
-        ):
+        if self._posted or self._closed or (self._followers if handle is None else handle.done()):
             left = 0.0
-        elif due is not None:
-            until = max(0.0, due - time.monotonic())
+        elif heap:
+            now = time.monotonic()
+            until = max(0.0, heap[0][0] - now)
             left = until if left is None else min(left, until)
-        self._wakes_at = None if left is None else time.monotonic() + left
+            self._wakes_at = now + left
         try:
             self.poller.poll(left)
         except (OSError, ValueError):
@@ -242,7 +229,8 @@ class Loop:
             self._asleep = False
         while self._posted:
             self._run(self._posted.popleft())
-        self._timers.run(time.monotonic())
+        if heap and heap[0][0] <= time.monotonic():
+            self._timers.run(time.monotonic())
 
     def _run(self, action: Callable[[], None]) -> None:
         try:

@@ -29,11 +29,15 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers, and handles in buckets of 1/64 s by deadline (adding one is O(1))."""
+    """A heap of timers, and handles in buckets of 1/64 s by deadline (adding one is O(1)).
+
+    Attributes:
+        heap: The earliest first: when, a running number, the timer.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heap: list[tuple[float, int, Timer]] = []
+        self.heap: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._buckets: dict[int, dict[int, tuple[Handle[Any], Callable[[], BaseException]]]] = {}
 
@@ -41,7 +45,7 @@ class Timers:
         """Run `action` on the dispatching thread at `when`."""
         timer = Timer(when, action)
         with self._lock:
-            heapq.heappush(self._heap, (when, next(self._order), timer))
+            heapq.heappush(self.heap, (when, next(self._order), timer))
         return timer
 
     def expire_at(
@@ -57,7 +61,7 @@ class Timers:
             if bucket is None:
                 bucket = self._buckets[key] = {}
                 action = Timer(key * GRAIN_S, lambda: self._expire(key))
-                heapq.heappush(self._heap, (action.when, next(self._order), action))
+                heapq.heappush(self.heap, (action.when, next(self._order), action))
             bucket[id(handle)] = (handle, error)
 
     def forget(self, when: float, handle: Handle[Any]) -> None:
@@ -66,19 +70,14 @@ class Timers:
         if bucket is not None:
             bucket.pop(id(handle), None)
 
-    def next_at(self) -> float | None:
-        """When the earliest one is due; None where there is none."""
-        heap = self._heap
-        return heap[0][0] if heap else None
-
     def run(self, now: float) -> bool:
         """Run everything due at `now`; says whether there was anything."""
         ran = False
-        while self._heap and self._heap[0][0] <= now:
+        while self.heap and self.heap[0][0] <= now:
             with self._lock:
-                if not self._heap or self._heap[0][0] > now:
+                if not self.heap or self.heap[0][0] > now:
                     break
-                timer = heapq.heappop(self._heap)[2]
+                timer = heapq.heappop(self.heap)[2]
             action, timer.action = timer.action, None
             if action is not None:
                 ran = True

@@ -4,31 +4,27 @@ Without it a fast sender would fill the receiver's memory. The receiver's credit
 prefix of whatever frame goes the other way; a sender that stands still asks for it (WANT).
 """
 
-import threading
+from collections import deque
 
 LETTER_BYTES = 64
-
-
-def weight(nbytes: int) -> int:
-    """What a message of that size takes of the window."""
-    return nbytes + LETTER_BYTES
 
 
 class Window:
     """Both directions of one connection. What was sent is guarded by its owner's lock."""
 
-    __slots__ = ("_limit", "_lock", "_outstanding", "_owed", "eager")
+    __slots__ = ("_limit", "_outstanding", "_owed", "_received", "eager")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._outstanding = 0
-        self._lock = threading.Lock()
+        # Appended to by receivers of any thread, emptied by whoever sends: no lock needed.
+        self._received: deque[int] = deque()
         self._owed = 0
         self.eager = False
 
     def take(self, nbytes: int) -> bool:
         """Whether a message may be sent now; one larger than the window, when nothing is out."""
-        size = weight(nbytes)
+        size = nbytes + LETTER_BYTES
         if self._outstanding and self._outstanding + size > self._limit:
             return False
         self._outstanding += size
@@ -40,17 +36,23 @@ class Window:
 
     def consume(self, nbytes: int) -> bool:
         """A message of the peer's was received here; says whether it should hear of it at once."""
-        with self._lock:
-            self._owed += weight(nbytes)
-            return self.eager or self._owed * 4 >= self._limit
+        size = nbytes + LETTER_BYTES
+        self._received.append(size)
+        self._owed += size  # only to know when it is much; the sum that counts is made below
+        return self.eager or self._owed * 4 >= self._limit
 
     def collect(self) -> int:
         """The credit owed, to be put in the frame that leaves now."""
-        if not self._owed:
+        if not self._received:
             return 0
-        with self._lock:
-            owed, self._owed = self._owed, 0
-            return owed
+        self._owed = 0
+        total = 0
+        while self._received:
+            try:
+                total += self._received.popleft()
+            except IndexError:  # another thread has just taken it
+                break
+        return total
 
     @property
     def outstanding(self) -> int:

@@ -37,7 +37,7 @@ class InprocLink(Link):
         other = self.other
         if self._gone or other is None or other._gone:
             return False
-        arrived = Incoming(frame.kind, frame.tag, frame.ident, self._collect())
+        arrived = Incoming(frame.kind, frame.tag, frame.ident, self._collect(), frame.flags)
         arrived.service, arrived.header = frame.service, frame.header
         arrived.nbytes = frame.nbytes
         for buffer in frame.buffers:

@@ -62,6 +62,7 @@ class Encoder:
         """Prefix and head of a frame."""
         kind, service, header = frame.kind, frame.service, frame.header
         sizes = len(service), len(header)
+        flags |= frame.flags
         if not frame.buffers:
             prefix = PREFIX.pack(kind, flags, *sizes, 0, 0, frame.tag, frame.ident, self.credit())
             return b"".join((prefix, service, header))

@@ -63,7 +63,7 @@ class StreamLink(Link):
     def authenticate(self) -> None:
         """Allow payload."""
         super().authenticate()
-        self._reader.authenticated = True
+        self._reader.authenticate()
 
     def credits(self, collect: Callable[[], int]) -> None:
         """Put this credit into the frames that leave."""

@@ -240,6 +240,19 @@ def test_a_sender_that_is_never_heard_is_stopped_by_the_window():
         assert b.recv("a/0").nbytes == 5_000_000
 
 
+def test_much_more_than_a_window_goes_back_and_forth(config):
+    registry, config = MemoryRegistry(), config.with_values({"window_bytes": 1 << 20})
+    with (
+        Endpoint("a/0", registry=registry, config=config) as a,
+        Endpoint("b/0", registry=registry, config=config) as b,
+    ):
+        data = [np.ones(100_000, np.uint8), b"small"]
+        for _ in range(60):
+            a.send(data, "b/0", timeout=5)
+            b.send(b.recv("a/0"), "a/0", timeout=5)
+            a.recv("b/0")
+
+
 def test_ten_thousand_small_messages_beside_a_large_one_lose_nothing(config):
     registry = MemoryRegistry()
     with (

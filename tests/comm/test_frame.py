@@ -56,7 +56,8 @@ def feed(reader, data, cuts=()):
 
 def reader(limit=1 << 30, authenticated=True):
     made = Reader(placed=False, limit_bytes=limit)
-    made.authenticated = authenticated
+    if authenticated:
+        made.authenticate()
     return made
 
 
@@ -109,7 +110,7 @@ def test_large_buffers_have_memory_of_their_own_and_all_are_aligned():
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_are_frames_or_an_error(data, placed):
     made = Reader(placed=placed, limit_bytes=1 << 16)
-    made.authenticated = True
+    made.authenticate()
     with contextlib.suppress(ProtocolError):
         feed(made, data)
 

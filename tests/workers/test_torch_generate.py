@@ -95,15 +95,15 @@ def test_groups_are_well_formed():
 @pytest.mark.parametrize("make", [tiny, gpt2])
 def test_samples_do_not_depend_on_the_batch(make):
     model = make()
-    asked = requests(24)
+    asked = requests(16)
     reference = by_uid(TorchGenerate(model).generate(asked))
     shuffled = random.Random(1).sample(asked, len(asked))
     few_rows = GenerateConfig(max_rows=8)
     little_memory = GenerateConfig(cache_bytes=20_000, prefill_tokens=10)
     for config in (GenerateConfig(), few_rows, little_memory, GenerateConfig(min_rows=1)):
         assert_same(by_uid(TorchGenerate(model, config).generate(shuffled)), reference)
-    one_by_one = [g for r in asked for g in TorchGenerate(model).generate([r])]
-    assert_same(by_uid(one_by_one), reference)
+    one_by_one = by_uid(g for r in asked[:6] for g in TorchGenerate(model).generate([r]))
+    assert_same(one_by_one, {uid: reference[uid] for uid in one_by_one})
 
 
 def test_equally_long_prompts_give_the_same_log_probs_to_the_last_bit():

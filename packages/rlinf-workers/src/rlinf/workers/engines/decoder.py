@@ -38,7 +38,8 @@ def reason_unsupported(model: nn.Module) -> str:
         return f"its layers are of the kinds {sorted(layer_types)}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
-    if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
         return "its rotary embedding depends on the length of the sequence"
     if config.attention_dropout:
         return "it has attention dropout"

@@ -60,8 +60,8 @@ class ModelSpec:
             raise ValueError("path belongs to a model of the kind folder, and only to it")
 
 
-def build_model(spec: ModelSpec, *, weights: bool = True) -> nn.Module:
-    """The module, in eval mode on the CPU. Leaves the global random state as it was.
+def build_model(spec: ModelSpec, *, weights: bool = True, device: str = "cpu") -> nn.Module:
+    """The module, in eval mode on `device`. Leaves the global random state as it was.
 
     With `weights` false a pretrained model has random weights: for a worker that is sent the real
     ones before its first use, which is several times faster. Raises `ConfigError` when the model
@@ -74,7 +74,7 @@ def build_model(spec: ModelSpec, *, weights: bool = True) -> nn.Module:
             model: nn.Module = _tiny(spec)
         else:
             model = _pretrained(spec, dtype, weights)
-    return model.to(dtype).eval()
+    return model.to(device, dtype).eval()
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:

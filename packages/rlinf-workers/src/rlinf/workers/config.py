@@ -145,7 +145,7 @@ def _merge(low: Tree, high: Mapping[str, Any]) -> Tree:
 def _unknown(key: str, known: typing.Iterable[str]) -> ConfigError:
     """The nearest name is sought among whole paths and, for a bare name, among last parts."""
     leaf = key.rpartition(".")[2]
-    nearest = max(known, key=lambda k: max(_ratio(key, k), _ratio(leaf, k.rpartition(".")[2])))
+    nearest = max(known, key=lambda k: _ratio(key, k) + _ratio(leaf, k.rpartition(".")[2]))
     return ConfigError(f"unknown key {key}: did you mean {nearest}?")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import socket
 
 from rlinf.comm.address import Address
+from rlinf.comm.errors import ConfigError
 from rlinf.comm.transports.base import Link, Surroundings, Transport
 from rlinf.comm.transports.stream import StreamLink
 
@@ -29,12 +30,20 @@ class TcpTransport(Transport):
         self._socket: socket.socket | None = None
 
     def listen(self) -> Address:
-        """Bind and accept on `config.host` and `config.port`."""
+        """Bind and accept on `config.host` and `config.port`. Raises `ConfigError` if it cannot."""
         host = self.surroundings.config.host or "127.0.0.1"
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((host, self.surroundings.config.port))
+        port = self.surroundings.config.port
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(
+                f"cannot listen on {Address('tcp', host=host, port=port)}: {error.strerror}; "
+                "CommConfig.host must be an address of this machine, and the port free (0: any)"
+            ) from error
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         self.surroundings.loop.poller.register(self._socket.fileno(), self._accept)

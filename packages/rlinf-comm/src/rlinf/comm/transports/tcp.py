@@ -41,7 +41,7 @@ class TcpTransport(Transport):
         except OSError as error:
             self._socket.close()
             raise ConfigError(
-                f"cannot listen on {Address('tcp', host=host, port=port)}: {error.strerror}; "
+                f"cannot listen on {host}, port {port}: {error.strerror}; "
                 "CommConfig.host must be an address of this machine, and the port free (0: any)"
             ) from error
         self._socket.listen(BACKLOG)

@@ -27,7 +27,7 @@ from rlinf.workers.launch.inline import InlineLauncher
 from rlinf.workers.messages import CONTROLLER, Flow
 from rlinf.workers.records import RecordSink, StageReport
 from rlinf.workers.server import CHANNELS, ServerProgram
-from rlinf.workers.supervision import Limits
+from rlinf.workers.supervision import Limits, WorkerStatistics
 
 __all__ = ["Cluster", "ClusterConfig"]
 
@@ -113,6 +113,7 @@ class Cluster:
     def _open(self, name: str) -> None:
         """Each thing opened is closed in the reverse order, also if a later one fails."""
         config, close = self.config, self._closing
+        close.enter_context(_terminable())
         if not config.ray_address:
             check_local(config.devices, local_cores())
         launcher = _launcher(name, config)
@@ -129,7 +130,6 @@ class Cluster:
         self.controller.join(CHANNELS, 0, lambda _: ServerProgram(comm=self.comm))
 
     def __enter__(self) -> Self:
-        self._closing.enter_context(_terminable())
         return self
 
     def __exit__(
@@ -168,6 +168,10 @@ class Cluster:
         with self._lock:
             self._channels.update((channel.ref.name, (step, channel)) for channel in made)
         return made
+
+    def statistics(self) -> tuple[WorkerStatistics, ...]:
+        """Every worker as it is now: incarnation, process, calls under way; the server first."""
+        return self.controller.statistics()
 
     def add_sink(self, sink: RecordSink) -> None:
         """Give every chunk's record to `sink` when its stage call is done; it must not block."""

@@ -87,6 +87,11 @@ class Controller:
         """Why the job was stopped; None while it was not."""
         return self._core.stopped
 
+    def statistics(self) -> tuple[sv.WorkerStatistics, ...]:
+        """Every worker as it is now, the channel server first."""
+        with self._lock:
+            return self._core.statistics()
+
     def join(self, worker: str, restarts: int, factory: Factory) -> None:
         """Start a worker and look after it from now on. Returns at once."""
         limit = self._core.limits.start_s

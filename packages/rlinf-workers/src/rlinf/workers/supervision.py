@@ -9,9 +9,8 @@ Incarnations are counted 0, 1, 2 ... a worker; an event about an older one is ig
 seconds on the caller's monotonic clock.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from rlinf.workers.errors import StartError, WorkerDied, WorkerError
 
@@ -35,6 +34,7 @@ __all__ = [
     "Submit",
     "Supervision",
     "Tick",
+    "WorkerStatistics",
 ]
 
 
@@ -186,6 +186,26 @@ class Stop:
 Command = Launch | Send | Ping | Kill | Release | Fail | Stop
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStatistics:
+    """One worker at one moment.
+
+    Attributes:
+        incarnation: Restarts so far.
+        running: Whether it takes calls; else it is being started.
+        pid: Its process; None while it is being started.
+        deaths: In a row, with no call done in between.
+        calls: Not yet answered.
+    """
+
+    worker: str
+    incarnation: int
+    running: bool
+    pid: int | None
+    deaths: int
+    calls: int
+
+
 @dataclass(slots=True)
 class _Member:
     """One worker, whatever its incarnation."""
@@ -217,10 +237,12 @@ class Supervision:
         """Why the job is over; None while it is not."""
         return self._stopped
 
-    @property
-    def incarnations(self) -> Mapping[str, int]:
-        """The current incarnation of every worker."""
-        return MappingProxyType({w: member.incarnation for w, member in self._members.items()})
+    def statistics(self) -> tuple[WorkerStatistics, ...]:
+        """Every worker as it is now, in order of joining."""
+        return tuple(
+            WorkerStatistics(worker, m.incarnation, m.running, m.pid, m.deaths, len(m.calls))
+            for worker, m in self._members.items()
+        )
 
     def is_running(self, worker: str) -> bool:
         """Whether its current incarnation takes calls."""

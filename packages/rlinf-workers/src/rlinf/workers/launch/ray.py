@@ -5,6 +5,7 @@ log forwarding and a temporary folder of its own, and is gone with everything in
 """
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ OBJECT_STORE_BYTES = 80 << 20
 """About the least Ray accepts: nothing of ours goes through its object store."""
 GONE_S = 10.0
 SHORT = 25
+SIGACTION_BYTES = 256
+"""More than a `struct sigaction` has anywhere."""
 
 
 class RayLauncher(Launcher):
@@ -103,7 +107,7 @@ class RayLauncher(Launcher):
 
         self._guest = ray.is_initialized()
         if not self._guest:
-            with quiet_ray():
+            with quiet_ray(), _same_sigterm():
                 place = {"_temp_dir": self._folder} if self._folder else {}
                 ray.init(**self._options, **place)
             _hush()
@@ -310,6 +314,17 @@ def _read(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace") if path else ""
     except OSError:
         return ""
+
+
+@contextlib.contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Keep whatever handles SIGTERM: Ray would print a stack of its own first."""
+    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(SIGACTION_BYTES)
+    libc.sigaction(signal.SIGTERM, None, action)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, action, None)
 
 
 def _hush() -> None:

@@ -79,6 +79,8 @@ class Mailbox:
 
     def take(self, source: Source, tag: int) -> Letter | None:
         """The oldest letter there is for this source and tag, if any."""
+        if not self._letters:
+            return None
         with self._lock:
             return self._take(source, tag)
 

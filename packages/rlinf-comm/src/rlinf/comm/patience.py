@@ -117,7 +117,7 @@ class Patience:
         if peer.waiting and short is not None:
             return PoolExhausted(f"{said}; {short}")
         if peer.waiting:
-            out = peer.window.outstanding
+            out = peer.window.outstanding()
             return Timeout(
                 f"{said}; {to} has {out} bytes it has not received yet: "
                 "let it receive, or raise window_bytes",

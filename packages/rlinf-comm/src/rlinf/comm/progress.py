@@ -78,7 +78,7 @@ class Loop:
     def post(self, action: Callable[[], None]) -> None:
         """Run `action` on the dispatching thread soon; from any thread, in order."""
         self._posted.append(action)
-        if self._asleep or self._leader == NOBODY:
+        if self._asleep:
             self.wake()
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:

@@ -48,7 +48,9 @@ class Reception:
             return
         peer = self._by_link[link.number]
         if frame.credit:
-            self._credited(peer, frame.credit)
+            peer.window.give(frame.credit)
+            if peer.waiting:
+                self._go_on(peer)
         if frame.kind in PAYLOAD:
             peer.used += 1
             self._upward.payload(link, peer, frame)
@@ -81,11 +83,9 @@ class Reception:
             if frame.cares is not None:
                 frame.cares.set_error(error)
 
-    def _credited(self, peer: Peer, credit: int) -> None:
+    def _go_on(self, peer: Peer) -> None:
         with self._peers.lock:
-            peer.window.give(credit)
-            if peer.waiting:
-                self._manager.outbox.flush(peer)
+            self._manager.outbox.flush(peer)
         self._peers.deferred.run()
 
     def _idle(self, peer: Peer, link: Link) -> None:

@@ -20,6 +20,7 @@ import os
 import secrets
 import threading
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -166,13 +167,14 @@ class ForeignSegment(Segment):
         self._ends.insert(index, end)
         return True
 
-    def restore(self, offset: int, length: int) -> None:
-        """The array that held these pages is gone: what it wrote to them is let go of."""
-        if not self.is_pristine(offset, length):
-            start = offset // PAGE * PAGE
-            self.memory.madvise(mmap.MADV_DONTNEED, start, offset + length - start)
-        index = bisect.bisect_left(self._starts, offset // PAGE)
-        del self._starts[index], self._ends[index]
+    def restore(self, places: Iterable[tuple[int, int]]) -> None:
+        """The arrays that held these (offset, length) are gone: what they wrote is let go of."""
+        for start, end in _merged(places):
+            if not self.is_pristine(start * PAGE, (end - start) * PAGE):
+                self.memory.madvise(mmap.MADV_DONTNEED, start * PAGE, (end - start) * PAGE)
+            first = bisect.bisect_left(self._starts, start)
+            last = bisect.bisect_left(self._starts, end)
+            del self._starts[first:last], self._ends[first:last]
 
     def copy(self, offset: int, length: int) -> memoryview:
         """What the sender wrote there, in private memory."""
@@ -184,6 +186,18 @@ class ForeignSegment(Segment):
                 raise ProtocolError("a peer's segment is shorter than it was")
             done += count
         return target
+
+
+def _merged(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Runs of pages, first and behind the last, that the places lie on."""
+    pages = sorted((offset // PAGE, (offset + length - 1) // PAGE + 1) for offset, length in places)
+    first, last = pages[0]
+    for start, end in pages:
+        if start > last:
+            yield first, last
+            first = start
+        last = end
+    yield first, last
 
 
 class Atlas:

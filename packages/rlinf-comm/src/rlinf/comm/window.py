@@ -12,11 +12,13 @@ LETTER_BYTES = 64
 class Window:
     """Both directions of one connection. What was sent is guarded by its owner's lock."""
 
-    __slots__ = ("_limit", "_outstanding", "_owed", "_received", "eager")
+    __slots__ = ("_given", "_limit", "_outstanding", "_owed", "_received", "eager")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._outstanding = 0
+        # Appended to by whoever dispatches, emptied by whoever sends.
+        self._given: deque[int] = deque()
         # Appended to by receivers of any thread, emptied by whoever sends: no lock needed.
         self._received: deque[int] = deque()
         self._owed = 0
@@ -25,14 +27,23 @@ class Window:
     def take(self, nbytes: int) -> bool:
         """Whether a message may be sent now; one larger than the window, when nothing is out."""
         size = nbytes + LETTER_BYTES
-        if self._outstanding and self._outstanding + size > self._limit:
-            return False
+        if self._outstanding + size > self._limit:
+            out = self.outstanding()
+            if out and out + size > self._limit:
+                return False
         self._outstanding += size
         return True
 
     def give(self, credit: int) -> None:
-        """The peer has received so much."""
-        self._outstanding = max(0, self._outstanding - credit)
+        """The peer has received so much. Needs no lock."""
+        self._given.append(credit)
+
+    def outstanding(self) -> int:
+        """Bytes sent that the peer has not received."""
+        while self._given:
+            self._outstanding -= self._given.popleft()
+        self._outstanding = max(0, self._outstanding)
+        return self._outstanding
 
     def consume(self, nbytes: int) -> bool:
         """A message of the peer's was received here; says whether it should hear of it at once."""
@@ -53,8 +64,3 @@ class Window:
             except IndexError:  # another thread has just taken it
                 break
         return total
-
-    @property
-    def outstanding(self) -> int:
-        """Bytes sent that the peer has not received."""
-        return self._outstanding

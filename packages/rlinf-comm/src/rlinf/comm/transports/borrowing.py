@@ -105,11 +105,14 @@ class Borrower:
 
     def settle(self) -> list[int]:
         """Let go of what is not in use any more; returns its leases. Under `_out`."""
-        leases = []
+        leases: list[int] = []
+        places: dict[ForeignSegment, list[tuple[int, int]]] = {}
         while self.released:
             view = self.released.popleft()
-            view.segment.restore(view.offset, view.length)
+            places.setdefault(view.segment, []).append((view.offset, view.length))
             leases.append(view.lease)
+        for segment, gone in places.items():
+            segment.restore(gone)
         self.held -= len(leases)
         return leases
 

@@ -32,7 +32,7 @@ from rlinf.comm.transports.stream import StreamLink
 
 BACKLOG = 1024
 MAX_FDS = 16
-HURRY_BYTES = 1 << 16
+HURRY_BYTES = 8 << 20
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4) if hasattr(socket, "CMSG_SPACE") else 0
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
@@ -76,7 +76,7 @@ class ShmLink(StreamLink):
         count, ancillary, _, _ = self._socket.recvmsg_into([room], _ANCILLARY, _CLOEXEC)
         for _, _, data in ancillary:
             self._fds.extend(struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4]))
-            if not self.authenticated or len(self._fds) > MAX_FDS:
+            if len(self._fds) > MAX_FDS:  # more than a peer that means well ever has under way
                 self._close_fds()
         return count
 
@@ -115,11 +115,16 @@ class ShmLink(StreamLink):
     # -- giving back ---------------------------------------------------------------------------
 
     def gone(self, view: View) -> None:
-        """The last view on a received buffer is gone. Called by a finalizer: takes no locks."""
-        self._borrower.released.append(view)
+        """The last view on a received buffer is gone. Called by a finalizer: takes no locks.
+
+        What is released goes back with the next frame, or before the dispatching thread sleeps;
+        large memory at once.
+        """
+        released = self._borrower.released
+        released.append(view)
         if view.length >= HURRY_BYTES or self._ending:
             self.settle()
-        elif len(self._borrower.released) == 1:
+        elif len(released) == 1:
             self._loop.post(self.settle)
 
     def settle(self) -> None:
@@ -159,6 +164,12 @@ class ShmLink(StreamLink):
         self._queue.add(frame)
         if not self._writing:
             self._flush()
+
+    def _let_in(self) -> None:
+        if self._borrower.released and self._settling.acquire(blocking=False):
+            leases = self._borrower.settle()
+            self._queue.add(Outgoing(RELEASE, struct.pack(f"<{len(leases)}Q", *leases)))
+            self._settling.release()
 
     def _let_out(self) -> None:
         if self._borrower.released:

@@ -76,11 +76,12 @@ class StreamLink(Link):
         with self._out:
             if self._gone:
                 return False
+            self._let_in()
             if self._writing:
                 self._queue.add(frame)
                 if frame.done is None:
                     self._queue.keep(frame)
-            elif frame.buffers:
+            elif frame.buffers or self._queue:
                 self._queue.add(frame)
                 self._flush()
                 if frame.done is None and self._writing:
@@ -146,6 +147,9 @@ class StreamLink(Link):
         if writing != self._writing:
             self._writing = writing
             self._loop.poller.modify(self._fd, READ | WRITE if writing else READ)
+
+    def _let_in(self) -> None:
+        """A frame is about to leave: the link's own may go along. Under `_out`."""
 
     def _let_out(self) -> None:
         """`_out` was just released."""

@@ -118,7 +118,7 @@ def test_what_a_receiver_writes_is_its_own_and_is_let_go_of():
     theirs[5] = 9
     assert not other.is_pristine(2 * PAGE, 3 * PAGE)
     assert mine[2 * PAGE + 5] == 1
-    other.restore(2 * PAGE, 3 * PAGE)
+    other.restore([(2 * PAGE, 3 * PAGE)])
     mine[:] = 2
     assert (theirs == 2).all()
 
@@ -136,7 +136,8 @@ def test_a_page_is_held_by_one_array_at_a_time():
     assert other.hold(3 * PAGE, 1)
     other.slice(PAGE, 1)[0] = 7
     assert bytes(other.copy(PAGE, 4)) == b"\3\3\3\3"
-    other.restore(PAGE, 2 * PAGE)
+    other.restore([(PAGE, 2 * PAGE), (0, PAGE)])
+    assert other.hold(0, PAGE)
     assert other.hold(2 * PAGE, 10)
 
 

@@ -109,6 +109,18 @@ class Loading:
         self.count += 1
         self.nbytes += nbytes
 
+    def extend(self, other: "Loading") -> None:
+        """Load everything of another message behind what is here."""
+        if other.keys is not None and self.keys is None:
+            self.keys = [None] * self.count
+        if self.keys is not None:
+            self.keys += other.keys or [None] * other.count
+        self.rows += other.rows
+        self.pieces += other.pieces
+        self.parcels += other.parcels
+        self.count += other.count
+        self.nbytes += other.nbytes
+
     def crate(self) -> Crate:
         """The message."""
         pieces = self.pieces

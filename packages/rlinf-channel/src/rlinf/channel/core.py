@@ -142,8 +142,7 @@ class Queue:
         consumer = self._consumers.see(take.consumer, now)
         self._finish(consumer, take.done, Outcome.DONE, now)
         if not take.wait:
-            items = self._pick(take) if self._ready(take) else []
-            return [self._give(take, items, now)]
+            return [self._give(take, self._pick(take) if self._ready(take) else 0, now)]
         self._waiting[take.request] = take
         if take.deadline is not None:
             self.wake_at = min(self.wake_at, take.deadline)
@@ -257,26 +256,24 @@ class Queue:
             return False
         return batch(lane, take.max_items, take.target_weight)[1]
 
-    def _pick(self, take: Take) -> list[Item]:
-        """What a request which is ready gets; still in the queue."""
+    def _pick(self, take: Take) -> int:
+        """How many items a request which is ready gets, from the front of its lane."""
         lane = self._lanes.get(take.key)
         if not lane:
-            return []
+            return 0
         if take.full:
             return batch(lane, take.max_items, take.target_weight)[0]
-        count = take.max_items or 1
-        if count == 1:
-            return [lane.head()]
-        busy = sum(1 for c in self._consumers.known.values() if c.leased) if count > 1 else 0
+        if take.max_items == 1 or len(lane) == 1:
+            return 1
+        busy = sum(1 for consumer in self._consumers.known.values() if consumer.leased)
         share = math.ceil(len(lane) / max(1, busy, len(self._waiting)))
-        items: list[Item] = []
+        most = min(share, len(lane) if take.max_items is None else take.max_items)
         nbytes = 0
-        for item in lane:
-            items.append(item)
+        for count, item in enumerate(lane, start=1):
             nbytes += item.nbytes
-            if len(items) >= min(count, share) or nbytes >= PREFETCH_BYTES:
-                break
-        return items
+            if count >= most or nbytes >= PREFETCH_BYTES:
+                return count
+        return most
 
     def _choose(self, ready: list[Take], now: float) -> Take | None:
         """The request to serve next by the policy, or None if the item waits for a busy one."""
@@ -297,12 +294,8 @@ class Queue:
             self.wake_at = min(self.wake_at, now + HOLD_RECHECK_S)
         return chosen
 
-    def _give(self, take: Take, items: list[Item], now: float) -> Delivered:
-        if take.key is None:
-            self._lanes.take_first(len(items))
-        else:
-            for item in items:
-                self._lanes.remove(item)
+    def _give(self, take: Take, count: int, now: float) -> Delivered:
+        items = self._lanes.take_first(count, take.key) if count else []
         consumer = self._consumers.see(take.consumer, now)
         tag = self._consumers.give(consumer, items, now)
         consumer.brought = not take.full and len(items) > 1

@@ -1,6 +1,5 @@
 """Items waiting in one channel, in order, with an index by key."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
@@ -101,19 +100,21 @@ class Lanes:
             if item.key is not None:
                 self.by_key.setdefault(item.key, Lane()).append(item)
 
-    def take_first(self, count: int) -> list[Item]:
-        """Take out the first so many items of all keys."""
+    def take_first(self, count: int, key: str | None) -> list[Item]:
+        """Take out the first so many items of a key, or of all."""
+        if key is not None:
+            items = self.by_key[key].take_first(count)
+            for item in items:
+                self.all.remove(item)
+            if not self.by_key[key]:
+                del self.by_key[key]
+            return items
         items = self.all.take_first(count)
-        for item in items:
-            if item.key is not None:
-                self._forget(item, item.key)
+        if self.by_key:
+            for item in items:
+                if item.key is not None:
+                    self._forget(item, item.key)
         return items
-
-    def remove(self, item: Item) -> None:
-        """Take an item out of both of its lanes."""
-        self.all.remove(item)
-        if item.key is not None:
-            self._forget(item, item.key)
 
     def _forget(self, item: Item, key: str) -> None:
         lane = self.by_key[key]
@@ -132,22 +133,22 @@ class Lanes:
             lane.restore([item for item in ordered if item.key == key])
 
 
-def batch(
-    lane: Lane, max_items: int | None, target_weight: float | None
-) -> tuple[list[Item], bool]:
-    """The items a batch would hold if it were taken now, and whether it is complete.
+def batch(lane: Lane, max_items: int | None, target_weight: float | None) -> tuple[int, bool]:
+    """How many items a batch would hold if it were taken now, and whether it is complete.
 
     Complete: `max_items` are there, or they weigh exactly `target_weight`, or the next one would
     exceed it. An item heavier than the target is a complete batch alone.
     """
-    chosen: list[Item] = []
-    target = math.inf if target_weight is None else target_weight
+    if target_weight is None:
+        complete = max_items is not None and len(lane) >= max_items
+        return (max_items or 0) if complete else len(lane), complete
+    count = 0
     weight = 0.0
     for item in lane:
-        if chosen and weight + item.weight > target * (1 + TOLERANCE):
-            return chosen, True
-        chosen.append(item)
+        if count and weight + item.weight > target_weight * (1 + TOLERANCE):
+            return count, True
+        count += 1
         weight += item.weight
-        if len(chosen) == max_items or weight >= target * (1 - TOLERANCE):
-            return chosen, True
-    return chosen, False
+        if count == max_items or weight >= target_weight * (1 - TOLERANCE):
+            return count, True
+    return count, False

@@ -80,13 +80,13 @@ class Outbox:
                 raise self._failed
             items, held = self._items + 1, self._nbytes + nbytes
             if items <= self._easy_items and held <= self._easy_bytes:
-                message = self._gather(cargo, weight, key)
-                if (
-                    len(self._on_the_way) >= ON_THE_WAY
-                    and message.items.count < BLOCK_ITEMS
-                    and message.items.nbytes < BLOCK_BYTES
-                    and cargo[0] != LARGE
-                ):
+                message = self._gathered
+                if message is None:
+                    message = self._gathered = _Message(self._next, Loading())
+                message.items.add(cargo, weight, key)
+                self._next += 1
+                self._items, self._nbytes = items, held
+                if cargo[0] != LARGE and not self._is_full(message):
                     return
                 self._seal()
             else:
@@ -99,7 +99,7 @@ class Outbox:
         self.add_all(single, self._link.deadline(timeout))
 
     def add_all(self, items: Loading, deadline: float | None) -> None:
-        """Take items over as one message; otherwise like `add`.
+        """Take items over, in one message; otherwise like `add`.
 
         Raises:
             Full: Its `accepted` says how many are in the channel; the others will not be.
@@ -109,12 +109,14 @@ class Outbox:
             oldest: _Message | None = None
             with self._lock:
                 self._check()
-                ready = self._seal()
                 if self._exceeds_room(items):
+                    ready = self._seal()
                     break
                 if self._fits_window(items):
-                    ready.append(self._launch(self._number(items)))
+                    message = self._gather(items)
+                    ready = self._seal() if items.parcels or self._is_full(message) else []
                 else:
+                    ready = self._seal()
                     oldest = self._on_the_way[0]
             for message in ready:
                 self._send(message)
@@ -134,9 +136,9 @@ class Outbox:
         self._check_size(single)
         with self._lock:
             self._check()
-            message = self._gather(cargo, weight, key)
+            message = self._gather(single)
             message.handles.append(handle)
-            ready = self._seal() if cargo[0] == LARGE or self._is_full(message) else []
+            ready = self._seal() if single.parcels or self._is_full(message) else []
         for sealed in ready:
             self._send(sealed)
         return handle
@@ -208,22 +210,22 @@ class Outbox:
             or message.items.nbytes >= BLOCK_BYTES
         )
 
-    def _gather(self, cargo: Cargo, weight: float, key: str | None) -> _Message:
+    def _gather(self, items: Loading) -> _Message:
         message = self._gathered
         if message is None:
             message = self._gathered = _Message(self._next, Loading())
-        message.items.add(cargo, weight, key)
-        self._next += 1
-        self._items += 1
-        self._nbytes += cargo[1]
+        message.items.extend(items)
+        self._next += items.count
+        self._items += items.count
+        self._nbytes += items.nbytes
         return message
 
     def _seal(self) -> list[_Message]:
         message, self._gathered = self._gathered, None
         return [] if message is None else [self._launch(message)]
 
-    def _number(self, items: Loading, *, watched: bool = False) -> _Message:
-        message = _Message(self._next, items, watched=watched)
+    def _number(self, items: Loading) -> _Message:
+        message = _Message(self._next, items, watched=True)
         self._next += items.count
         self._items += items.count
         self._nbytes += items.nbytes
@@ -253,7 +255,7 @@ class Outbox:
         with self._lock:
             self._check()
             ready = self._seal()
-            message = self._launch(self._number(items, watched=True))
+            message = self._launch(self._number(items))
         for earlier in ready:
             self._send(earlier)
         limit = self._link.remaining(deadline)

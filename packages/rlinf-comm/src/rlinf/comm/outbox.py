@@ -122,8 +122,8 @@ class Outbox:
 
     def _try(self, peer: Peer, frame: Outgoing) -> bool:
         link = peer.link
-        if link is None:
-            return False
+        if link is None or (frame.buffers and not link.stage(frame)):
+            return False  # staged before, as a rule; unless the link has only just come up
         if frame.kind == MESSAGE and (peer.waiting or not peer.window.take(frame.nbytes)):
             return False
         peer.used += 1

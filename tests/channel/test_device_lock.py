@@ -106,6 +106,7 @@ def test_who_waits_in_vain_is_told_who_holds(test: Endpoint) -> None:
     ):
         pass
     assert caught.value.devices == ("core:1", "core:2")
+    assert 0.2 <= caught.value.timeout_s < 2.0
 
 
 def test_s12_a_dead_holders_lock_is_released(rig: Rig, test: Endpoint) -> None:

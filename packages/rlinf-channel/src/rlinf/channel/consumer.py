@@ -10,6 +10,7 @@ from rlinf.channel.errors import ChannelClosed, InvalidConfig, Timeout
 from rlinf.channel.inbox import Inbox, Wish
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
+from rlinf.channel.messages import Outcome
 from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
@@ -42,7 +43,7 @@ class Consumer:
         try:
             return unpack(cargo, allow_pickle=self._allow_pickle)
         except CodecError:
-            self._inbox.reject(self._link.deadline(DEFAULT))
+            self.reject()
             raise
 
     def get_async(self, timeout: TimeoutLike = None) -> Handle[Any]:
@@ -115,7 +116,7 @@ class Consumer:
 
     def reject(self, timeout: TimeoutLike = DEFAULT) -> None:
         """Drop what was handed out last as unusable: not redelivered, and counted apart."""
-        self._inbox.reject(self._link.deadline(timeout))
+        self._inbox.acknowledge(self._link.deadline(timeout), Outcome.REJECTED)
 
     def _iterate(self) -> Iterator[Any]:
         while True:

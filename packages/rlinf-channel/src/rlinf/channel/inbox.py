@@ -134,25 +134,21 @@ class Inbox:
 
     # Settling
 
-    def acknowledge(self, deadline: float | None) -> None:
-        """Tell the server of everything that get has handed out; returns when it knows.
+    def acknowledge(self, deadline: float | None, outcome: Outcome = Outcome.DONE) -> None:
+        """Tell the server of what get has handed out; returns when it knows.
+
+        DONE: of everything so far. REJECTED: what came last is unusable, and counted apart.
 
         Raises:
             LeaseLost: Some of it had gone back to the queue before.
         """
         with self._lock:
-            self._next_turn()
-            done = self._take_done()
-        if done:
-            self.settle(done, Outcome.DONE, deadline, "ack")
-
-    def reject(self, deadline: float | None) -> None:
-        """Drop what get handed out last as unusable; the server counts it apart."""
-        with self._lock:
             self._check()
-            begun, self._begun = self._begun, []
-        if begun:
-            self.settle(begun, Outcome.REJECTED, deadline, "reject")
+            tags, self._begun = self._begun, []
+            if outcome is Outcome.DONE:
+                tags = self._take_done() + tags
+        if tags:
+            self.settle(tags, outcome, deadline, "ack")
 
     def settle(
         self, tags: Sequence[int], outcome: Outcome, deadline: float | None, operation: str

@@ -1,11 +1,12 @@
 """DeviceLock: the right to use a set of devices, all of them or none, in the order of the flow."""
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost, Timeout
+from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost, LockTimeout, Timeout
 from rlinf.channel.link import GRACE_S, Reply, read
 from rlinf.channel.session import session_of
 from rlinf.channel.statistics import LockStatistics
@@ -71,8 +72,15 @@ class DeviceLock:
                 may have used the devices at the same time.
             ServerLost: The server is gone.
         """
-        with self._turn:
-            grant = self._acquire(order, timeout)
+        default = isinstance(timeout, Default)
+        limit = self._endpoint.config.connection_timeout_s if default else timeout
+        assert not isinstance(limit, Default)
+        started = time.monotonic()
+        if not self._turn.acquire(timeout=-1 if limit is None else limit):
+            raise LockTimeout(sorted(self.devices), limit or 0.0, "another thread by this object")
+        try:
+            left = None if limit is None else max(0.0, started + limit - time.monotonic())
+            grant = self._acquire(order, left)
             try:
                 yield grant
             finally:
@@ -81,6 +89,8 @@ class DeviceLock:
                 lost = self._ask("release", grant.token)
             if lost:
                 raise LeaseLost(NAME, str(self._endpoint.id), 1)
+        finally:
+            self._turn.release()
 
     def statistics(self, timeout: TimeoutLike = DEFAULT) -> LockStatistics:
         """Who holds which devices of this server and who waits, in their order."""
@@ -88,10 +98,7 @@ class DeviceLock:
         assert isinstance(state, LockStatistics)
         return state
 
-    def _acquire(self, order: tuple[int, ...], timeout: TimeoutLike) -> Grant:
-        default = isinstance(timeout, Default)
-        limit = self._endpoint.config.connection_timeout_s if default else timeout
-        assert not isinstance(limit, Default)
+    def _acquire(self, order: tuple[int, ...], limit: float | None) -> Grant:
         reply = self._call("acquire", sorted(self.devices), tuple(order), limit)
         try:
             wait_s = None if limit is None else limit + GRACE_S

@@ -34,7 +34,7 @@ class LockService:
         self._lease_s = lease_s
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[Request, Acquire | None]] = {}
+        self._open: dict[int, tuple[Request, Acquire | None, float]] = {}
 
     def handle(self, request: Request) -> float:
         """Carry one request out; when the clock should be looked at next."""
@@ -48,14 +48,14 @@ class LockService:
             deadline = None if timeout_s is None else now + timeout_s
             ticket = next(self._numbers)
             acquire = Acquire(ticket, client, frozenset(devices), tuple(order), deadline)
-            self._open[ticket] = (request, acquire)
+            self._open[ticket] = (request, acquire, now)
             self._step(acquire, now)
         elif operation == "cancel":
             request.reply((OK,))
             self._cancel(client, now)
         else:
             ticket = next(self._numbers)
-            self._open[ticket] = (request, None)
+            self._open[ticket] = (request, None, now)
             (token,) = fields
             held = operation == "keep"
             self._step(Keep(ticket, token) if held else Release(ticket, token), now)
@@ -80,13 +80,13 @@ class LockService:
         """Tell everybody who waits that the server ends."""
         with self._lock:
             left, self._open = self._open, {}
-        for request, _ in left.values():
+        for request, _, _ in left.values():
             error = ServerLost("device lock", self._server, "acquire", "it was closed")
             request.reply(describe(error))
 
     def _cancel(self, client: ClientId, now: float) -> None:
         """A client waits for one grant at a time: withdraw what it waits for."""
-        waiting = [n for n, (_, a) in list(self._open.items()) if a and a.client == client]
+        waiting = [n for n, (_, a, _) in list(self._open.items()) if a and a.client == client]
         for ticket in waiting:
             self._step(Cancel(ticket), now)
 
@@ -100,16 +100,15 @@ class LockService:
                 continue
             entry = self._open.pop(command.request, None)
             if entry is not None:
-                entry[0].reply(self._reply(command, entry[1], now))
+                entry[0].reply(self._reply(command, entry[1], now - entry[2]))
 
-    def _reply(self, command: LockCommand, acquire: Acquire | None, now: float) -> Reply:
+    def _reply(self, command: LockCommand, acquire: Acquire | None, waited_s: float) -> Reply:
         if isinstance(command, Granted):
             return (OK, command.token, self._lease_s)
         if isinstance(command, Settled):
             return (OK, command.lost)
         assert acquire is not None
-        devices, waited_s = sorted(acquire.devices), (acquire.deadline or now) - now
         holders = ahead = ""
         if isinstance(command, Denied):
             holders, ahead = ("; ".join(map(str, who)) for who in (command.holders, command.ahead))
-        return describe(LockTimeout(devices, waited_s, holders, ahead))
+        return describe(LockTimeout(sorted(acquire.devices), waited_s, holders, ahead))

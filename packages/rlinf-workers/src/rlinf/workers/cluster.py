@@ -11,6 +11,7 @@ import logging
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,7 @@ class Cluster:
         self.config = config if devices is None else replace(config, devices=devices)
         self.comm = comm
         self._names: set[str] = set()
+        self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._channels: dict[str, tuple[int, Channel]] = {}
         self._running: dict[int, set[int]] = {}
@@ -162,9 +164,10 @@ class Cluster:
         """Create the channels of one iteration; `step` orders the stages that share devices.
 
         A channel is closed when every rank of the stage that writes to it is done, and deleted
-        when every rank of the stage that reads from it is.
+        when every rank of the stage that reads from it is. Those of an iteration that failed stay
+        until the cluster is closed; asking for the same step again gives new, empty ones.
         """
-        made = tuple(self.channel(f"{name}.{step}", config) for name in names)
+        made = tuple(self.channel(self._fresh(f"{name}.{step}"), config) for name in names)
         with self._lock:
             self._channels.update((channel.ref.name, (step, channel)) for channel in made)
         return made
@@ -172,6 +175,11 @@ class Cluster:
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Every worker as it is now: incarnation, process, calls under way; the server first."""
         return self.controller.statistics()
+
+    def _fresh(self, name: str) -> str:
+        with self._lock:
+            self._tries[name] += 1
+            return name if self._tries[name] == 1 else f"{name}.again{self._tries[name] - 1}"
 
     def add_sink(self, sink: RecordSink) -> None:
         """Give every chunk's record to `sink` when its stage call is done; it must not block."""

@@ -85,5 +85,5 @@ class StageReport:
 class RecordSink(Protocol):
     """Takes the records of a finished stage call; must not block."""
 
-    def __call__(self, record: ChunkRecord) -> None:
+    def __call__(self, record: ChunkRecord, /) -> None:
         """Called once a chunk, on the thread that completes the call."""

@@ -106,10 +106,10 @@ def test_nothing_is_left(temporary: Path, launcher: str, end: str) -> None:
     assert out == ("ended\n" if end == "end" else "")
     check_screen(end, err)
     deadline = time.monotonic() + 20
-    left = True
+    left: object = True
     while left and time.monotonic() < deadline:
         psutil.wait_procs(processes, timeout=0.2)
-        left = alive(processes) or list(temporary.iterdir()) or shared_memory() - before
+        left = alive(processes) or [*temporary.iterdir()] or shared_memory() - before
     assert alive(processes) == []
     assert list(temporary.iterdir()) == []
     assert shared_memory() <= before

@@ -17,6 +17,7 @@ from rlinf.comm.handshake import (
     refusal,
 )
 from rlinf.comm.progress import Loop
+from rlinf.comm.timers import Timer
 from rlinf.comm.transports.base import Link
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Greeter:
         self._timeout_s = timeout_s
         self._dialling: dict[int, _Dialling] = {}
         self._accepting: dict[int, Acceptor] = {}
+        self._timers: dict[int, Timer] = {}
 
     def dial(self, link: Link, target: Party) -> None:
         """A link of ours is being connected; greet once it is open."""
@@ -114,38 +116,47 @@ class Greeter:
                 self._answer_to_accept(link, frame)
         except CommError as error:
             log.warning("handshake with %s: %s", link.peer, error)
-            mine = self._dialling.pop(link.number, None) is not None
-            self._accepting.pop(link.number, None)
+            mine = self._done(link)
             link.close(str(error))
             if mine:
                 self._outcome.failed(link, error, final=True)
 
     def welcome(self, link: Link) -> None:
         """Let the peer in."""
-        self._accepting.pop(link.number, None)
+        self._done(link)
         link.authenticate()
         link.send(Outgoing(WELCOME))
 
     def refuse(self, link: Link, code: Refusal, epoch: int, who: WorkerId) -> None:
         """Do not."""
-        self._accepting.pop(link.number, None)
+        self._done(link)
         link.send(Outgoing(REFUSE, refusal(code, epoch, f"{who} {TEXT[code]}")))
         link.close(TEXT[code])
 
     def lost(self, link: Link, reason: str) -> bool:
         """A link is gone; says whether it was still shaking."""
-        state = self._dialling.pop(link.number, None)
+        state = self._dialling.get(link.number)
+        shaking = self.is_shaking(link)
+        self._done(link)
         if state is not None:
             error = ConnectionError(f"{state.target.id} over {link.transport}: {reason}")
             self._outcome.failed(link, error, final=False)
-        return self._accepting.pop(link.number, None) is not None or state is not None
+        return shaking
 
     def _watch(self, link: Link) -> None:
         def expire() -> None:
             if self.is_shaking(link):
                 link.close(f"no answer within {self._timeout_s} s")
 
-        self._loop.call_later(self._timeout_s, expire)
+        self._timers[link.number] = self._loop.call_later(self._timeout_s, expire)
+
+    def _done(self, link: Link) -> bool:
+        """Forget a link; says whether it was one of ours that was being dialled."""
+        timer = self._timers.pop(link.number, None)
+        if timer is not None:
+            timer.cancel()
+        self._accepting.pop(link.number, None)
+        return self._dialling.pop(link.number, None) is not None
 
     def _answer_to_dial(self, link: Link, frame: Incoming) -> None:
         state = self._dialling[link.number]
@@ -153,11 +164,11 @@ class Greeter:
             proof, state.epoch = state.shake.prove(frame.header)
             link.send(Outgoing(PROVE, proof))
         elif frame.kind == WELCOME and state.epoch:
-            del self._dialling[link.number]
+            self._done(link)
             link.authenticate()
             self._outcome.welcomed(link, state.epoch)
         elif frame.kind == REFUSE:
-            del self._dialling[link.number]
+            self._done(link)
             code, _, text = read_refusal(frame.header)
             link.close(text)
             self._outcome.refused(link, code, text)

@@ -72,6 +72,10 @@ class Borrower:
         """The peer has closed a segment; it is unmapped once nothing of it is in use."""
         self._segments.pop(uid, None)
 
+    def drop_all(self) -> None:
+        """The peer is gone: what is in use stays, the rest is unmapped."""
+        self._segments.clear()
+
     def fill(self, frame: Incoming, give_back: Callable[[int], None], *, may_hold: bool) -> None:
         """Put the buffers that lie in shared memory among those that came inline.
 

@@ -228,6 +228,7 @@ class ShmLink(StreamLink):
         if self._gone:
             back = self._lender.take_all()
             back.clear()
+            self._borrower.drop_all()
             self._close_fds()
             self._transport.forget(self)
 

@@ -37,6 +37,8 @@ class Hub:
         self._server = server
         self._queues: dict[str, Queue] = {}
         self._commits: dict[int, Commit] = {}
+        self.wake_at = math.inf
+        """When `tick` should be called next: never too late, sometimes too early."""
 
     def create(self, name: str, config: ChannelConfig) -> Queue:
         """A new channel, or the one of this name if it has the same configuration."""
@@ -68,7 +70,13 @@ class Hub:
 
     def step(self, name: str, event: Event, now: float) -> list[Addressed]:
         """One event for one channel, and everything that follows from it."""
-        return self._follow(deque((name, c) for c in self.get(name).step(event, now)), now)
+        return self._follow(deque(self._step(name, event, now)), now)
+
+    def _step(self, name: str, event: Event, now: float) -> list[Addressed]:
+        queue = self.get(name)
+        commands = [(name, command) for command in queue.step(event, now)]
+        self.wake_at = min(self.wake_at, queue.wake_at)
+        return commands
 
     def commit(self, commit: Commit, now: float) -> list[Addressed]:
         """Put the outputs and settle the inputs together, now or as soon as there is room.
@@ -91,12 +99,9 @@ class Hub:
     def tick(self, now: float) -> list[Addressed]:
         """Let every channel look at the clock which asked for it."""
         due = [queue.name for queue in self._queues.values() if queue.wake_at <= now]
-        return [c for name in due for c in self.step(name, Tick(), now)]
-
-    @property
-    def wake_at(self) -> float:
-        """When `tick` should be called next."""
-        return min((queue.wake_at for queue in self._queues.values()), default=math.inf)
+        commands = [c for name in due for c in self.step(name, Tick(), now)]
+        self.wake_at = min((q.wake_at for q in self._queues.values()), default=math.inf)
+        return commands
 
     def _follow(self, work: deque[Addressed], now: float) -> list[Addressed]:
         done: list[Addressed] = []
@@ -116,7 +121,7 @@ class Hub:
 
     def _settle(self, commit: Commit, now: float) -> list[Addressed]:
         settle = Settle(None, commit.consumer, commit.tags)
-        return [(commit.source, c) for c in self.get(commit.source).step(settle, now)]
+        return self._step(commit.source, settle, now)
 
     def _cancel_commits(self, name: str, released: Released, now: float) -> list[Addressed]:
         tags = set(released.tags)
@@ -127,8 +132,5 @@ class Hub:
             and commit.consumer == released.consumer
             and not tags.isdisjoint(commit.tags)
         ]
-        return [
-            (commit.target, command)
-            for commit in lost
-            for command in self.get(commit.target).step(Cancel(commit.put.request), now)
-        ]
+        cancels = [(commit.target, Cancel(commit.put.request)) for commit in lost]
+        return [c for target, cancel in cancels for c in self._step(target, cancel, now)]

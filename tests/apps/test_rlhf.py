@@ -106,7 +106,7 @@ def losses(folder: Path) -> list[float]:
 def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    done = run(f"folder={tmp_path}", "launcher=inline", *SHORT)
+    done = run(f"folder={tmp_path}", "launcher=inline", "steps=3", "sft.steps=5")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary) == [
@@ -124,11 +124,6 @@ def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert len(events.Scalars("reward")) == 3
-    again = run(
-        f"folder={tmp_path / 'again'}", f"plan={tmp_path / 'plan.yaml'}", "launcher=inline", *SHORT
-    )
-    assert again.returncode == 0, again.stderr
-    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -141,6 +136,10 @@ def test_every_execution_of_the_program_gives_the_same_losses(tmp_path: Path) ->
             done = run(f"folder={folder}", f"launcher={launcher}", f"plan={plan}", *SHORT)
             assert done.returncode == 0, done.stderr
             runs[launcher, plan] = losses(folder)
+    saved = tmp_path / "inline-spatial" / "plan.yaml"
+    done = run(f"folder={tmp_path / 'saved'}", f"plan={saved}", "launcher=inline", *SHORT)
+    assert done.returncode == 0, done.stderr
+    runs["inline", "saved"] = losses(tmp_path / "saved")
     reference = runs["inline", "temporal"]
     assert any(abs(loss) > 1e-4 for loss in reference)
     for execution, found in runs.items():

@@ -227,7 +227,7 @@ def test_what_cannot_be_used_is_one_clear_error(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     folder = () if arguments[0].startswith("folder=") else (f"folder={tmp_path}",)
-    done = run(*folder, *arguments, *SHORT, timeout_s=110)
+    done = run(*folder, *SHORT, *arguments, timeout_s=110)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]

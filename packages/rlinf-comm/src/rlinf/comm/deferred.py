@@ -5,19 +5,24 @@ from collections.abc import Callable
 
 
 class Deferred:
-    """A queue that whoever has just let go of a lock runs; thread-safe."""
+    """A queue that whoever has just let go of a lock runs; thread-safe.
 
-    __slots__ = ("_actions", "add")
+    Attributes:
+        actions: What is to be done.
+        add: Put something at the end.
+    """
+
+    __slots__ = ("actions", "add")
 
     def __init__(self) -> None:
-        self._actions: deque[Callable[[], object]] = deque()
-        self.add = self._actions.append
+        self.actions: deque[Callable[[], object]] = deque()
+        self.add = self.actions.append
 
     def run(self) -> None:
         """Run everything that was added, in order. To be called without any lock."""
-        while self._actions:
+        while self.actions:
             try:
-                action = self._actions.popleft()
+                action = self.actions.popleft()
             except IndexError:  # another thread has taken it
                 return
             action()

@@ -9,27 +9,19 @@ from typing import Any
 
 from rlinf.comm.address import WorkerId
 from rlinf.comm.arena import empty
-from rlinf.comm.caller import Caller
 from rlinf.comm.config import CommConfig
 from rlinf.comm.device import Device
 from rlinf.comm.errors import CommError, EndpointClosed, ForkedProcess
 from rlinf.comm.events import Closing, Sink
-from rlinf.comm.exchange import Exchange
 from rlinf.comm.fork import guard
 from rlinf.comm.frame import MESSAGE, Outgoing
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
+from rlinf.comm.interior import Interior
 from rlinf.comm.mailbox import ANY, Any_
-from rlinf.comm.manager import ConnectionManager, Outfit
-from rlinf.comm.membership import Membership
-from rlinf.comm.patience import Patience
-from rlinf.comm.peers import Peer, Peers
-from rlinf.comm.plugins import transports
-from rlinf.comm.progress import Loop
-from rlinf.comm.reception import Reception
+from rlinf.comm.peers import Peer
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
-from rlinf.comm.transports.base import Surroundings, Transport
 from rlinf.comm.transports.tcp import host_towards
 
 log = logging.getLogger(__name__)
@@ -98,63 +90,21 @@ class Endpoint:
         self.epoch = self.record.epoch
         self._refusal: CommError | None = None
         self._known: dict[object, Peer] = {}
-        self._transports: dict[str, Transport] = {}
-        self._loop = Loop(f"rlinf-{self.id}")
-        self._furnish(registry)
+        self._in = Interior(self.record, config, registry)
+        self._exchange = self._in.exchange
+        self._outbox = self._in.manager.outbox
+        self._patience = self._in.patience
+        self.registry = self._in.registry
         if sink is not None:
             self._exchange.sinks.append(sink)
         self._exchange.services.add(STATISTICS, lambda r: r.reply(asdict(self.statistics())))
         guard(self, Endpoint._after_fork)
         try:
-            self._open(registry.token)
+            self.record = self._in.open()
+            self.epoch = self.record.epoch
         except BaseException:
             self.close()
             raise
-
-    def _furnish(self, registry: Registry) -> None:
-        """Make the parts, and let them know each other."""
-        config, limit = self.config, self.config.connection_timeout_s
-        self._peers = Peers(self.id, config.window_bytes)
-        self._exchange = Exchange(self.id, self._peers, allow_pickle=config.allow_pickle)
-        outfit = Outfit(
-            me=self.record,
-            loop=self._loop,
-            find=lambda id, fresh: self.registry.find(id, limit, fresh=fresh),
-            upward=self._exchange,
-            window_bytes=config.window_bytes,
-            priority=config.backend_priority,
-        )
-        self._manager = ConnectionManager(outfit, self._peers)
-        self._outbox = self._exchange.outbox = self._manager.outbox
-        self._patience = Patience(
-            self._loop, limit, config.watch_s, lambda id, limit: self.registry.unknown(id, limit)
-        )
-        self._caller = Caller(
-            self._exchange, self._peers, self._manager, self._patience, self._loop
-        )
-        self.registry = registry.bind(self._caller)
-        self._membership = Membership(self.registry, self._loop, config.heartbeat_s)
-
-    def _open(self, token: bytes) -> None:
-        """Listen, then register: who is found can be reached."""
-        reception = Reception(self._peers, self._manager, self._exchange)
-        reception.begin(token, self._loop, self.config.connection_timeout_s)
-        surroundings = Surroundings(
-            name=f"{self.id}-{os.getpid()}-{self.epoch:x}",
-            loop=self._loop,
-            config=self.config,
-            owner=reception,
-            deferred=self._peers.deferred,
-        )
-        for name, kind in transports()[0].items():
-            self._transports[name] = kind(surroundings)
-        addresses = tuple(transport.listen() for transport in self._transports.values())
-        self._manager.me = replace(self.record, addresses=addresses)
-        self._manager.use(self._transports, reception.greeter, reception)
-        self.record = self._membership.join(self._manager.me, self.config.connection_timeout_s)
-        self._manager.me = self.record
-        self.epoch = self.record.epoch
-        self._loop.call_later(self.config.idle_s, self._close_idle)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -191,7 +141,7 @@ class Endpoint:
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
         if self._outbox.try_post(peer, frame):
             self._exchange.sent(peer.id, frame)
-            done: Handle[None] = Handle("isend", progress=self._loop)
+            done: Handle[None] = Handle("isend", progress=self._in.loop)
             done.set_result(None)
             return done
         frame.own()
@@ -273,7 +223,7 @@ class Endpoint:
     ) -> Handle[Any]:
         """Ask a service of another worker; the handle's result is its reply, or its error."""
         self._check()
-        return self._caller.call(service, payload, self._peer(to), timeout)
+        return self._in.caller.call(service, payload, self._peer(to), timeout)
 
     def serve(self, service: str, handler: Handler) -> None:
         """Answer calls of this name. The handler runs on the dispatching thread: never block it.
@@ -292,7 +242,7 @@ class Endpoint:
         is done with it, or send a copy. Ordinary memory where no transport has such.
         """
         self._check()
-        return empty(self._transports.values(), shape, dtype)
+        return empty(self._in.transports.values(), shape, dtype)
 
     def add_sink(self, sink: Sink) -> None:
         """Tell this sink of every event from now on."""
@@ -302,7 +252,7 @@ class Endpoint:
         """What was sent and received, and which transport leads to whom."""
         counters = self._exchange.counters
         me = self.id
-        links = {str(p.id): p.link.transport for p in self._peers.all() if p.link and p.id != me}
+        links = {str(p.id): p.link.transport for p in self._in.peers.all() if p.link and p.id != me}
         return EndpointStatistics(
             counters.sent,
             counters.sent_bytes,
@@ -321,16 +271,7 @@ class Endpoint:
             return
         self._exchange.emit(Closing(self.id, self.epoch, time.monotonic()))
         self._refusal = EndpointClosed(f"endpoint {self.id} is closed", operation="close")
-        self._exchange.fail(self._refusal)
-        self._linger()
-        self._membership.leave(min(1.0, self.config.connection_timeout_s))
-        self._manager.say_goodbye()
-        self._linger()
-        self._manager.close(self._refusal)
-        for transport in self._transports.values():
-            transport.close()
-        self._exchange.fail(self._refusal)
-        self._loop.close()
+        self._in.close(self._refusal)
 
     def __enter__(self) -> "Endpoint":
         return self
@@ -351,11 +292,7 @@ class Endpoint:
             f"endpoint {self.id} belongs to the parent process; "
             "start processes with the spawn or forkserver method and make an endpoint in each"
         )
-        self._loop.abandon()
-        for link in tuple(self._peers.links.values()):
-            link.abandon()
-        for transport in self._transports.values():
-            transport.abandon()
+        self._in.abandon()
 
     def _check(self) -> None:
         if self._refusal is not None:
@@ -364,7 +301,7 @@ class Endpoint:
     def _peer(self, who: str | WorkerId) -> Peer:
         known = self._known.get(who)
         if known is None:
-            known = self._known[who] = self._peers.get(WorkerId.parse(who))
+            known = self._known[who] = self._in.peers.get(WorkerId.parse(who))
         return known
 
     def _post(self, frame: Outgoing, peer: Peer, what: str) -> Handle[None]:
@@ -381,7 +318,7 @@ class Endpoint:
         handle = self._patience.handle(f"recv from {whom} (tag {tag})")
         self._exchange.ask(who, tag, handle, named=named)
         if peer is not None and peer.link is None and not handle.done():
-            self._patience.watch(handle, peer, self._manager, self._exchange)
+            self._patience.watch(handle, peer, self._in.manager, self._exchange)
         return handle
 
     def _await(self, handle: Handle[Any], peer: Peer | None, timeout: TimeoutLike) -> None:
@@ -389,32 +326,12 @@ class Endpoint:
         self._patience.wait(
             handle,
             timeout,
-            lambda said, limit: self._patience.why_late(peer, self._manager, said, limit),
+            lambda said, limit: self._patience.why_late(peer, self._in.manager, said, limit),
         )
 
     def _expire(self, handle: Handle[Any], peer: Peer | None, timeout: TimeoutLike) -> None:
         self._patience.expire(
             handle,
             timeout,
-            lambda said, limit: self._patience.why_late(peer, self._manager, said, limit),
+            lambda said, limit: self._patience.why_late(peer, self._in.manager, said, limit),
         )
-
-    def _close_idle(self) -> None:
-        if self._refusal is None:
-            self._manager.close_idle(lambda peer: any(True for _ in self._exchange.calls.of(peer)))
-            self._loop.call_later(self.config.idle_s, self._close_idle)
-
-    def _linger(self) -> None:
-        """Wait, for a while, until what is queued has left."""
-        flushed: Handle[None] = Handle("flush", progress=self._loop)
-        deadline = time.monotonic() + self.config.linger_s
-
-        def look() -> None:
-            if not self._outbox.is_busy() or time.monotonic() >= deadline:
-                flushed.set_result(None)
-            else:
-                self._loop.call_later(0.002, look)
-
-        look()
-        if not flushed.done():
-            flushed.wait(self.config.linger_s + 1.0)

@@ -24,7 +24,7 @@ from rlinf.comm.progress import Loop
 from rlinf.comm.registry import WorkerRecord
 from rlinf.comm.selection import Choice, choose
 from rlinf.comm.shake import Greeter
-from rlinf.comm.transports.base import Link, LinkOwner, Transport
+from rlinf.comm.transports.base import Link, Surroundings, Transport
 from rlinf.comm.transports.inproc import loopback
 from rlinf.comm.window import Window
 
@@ -77,11 +77,13 @@ class ConnectionManager:
         self._peers = peers
         self._greeter: Greeter
 
-    def use(self, transports: Mapping[str, Transport], greeter: Greeter, owner: LinkOwner) -> None:
-        """What to dial with, who shakes hands, and who is told of this endpoint's own link."""
+    def use(
+        self, transports: Mapping[str, Transport], greeter: Greeter, surroundings: Surroundings
+    ) -> None:
+        """What to dial with, who shakes hands, and what this endpoint's own link needs."""
         self.transports = dict(transports)
         self._greeter = greeter
-        link = loopback(self._loop, owner, self._peers.deferred)
+        link = loopback(surroundings)
         peer = self._peers.get(self.me.id)
         peer.because = "inproc: it is the same worker"
         link.authenticate()

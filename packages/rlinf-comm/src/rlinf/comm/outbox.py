@@ -35,7 +35,8 @@ class Outbox:
             return False
         with self._lock:
             sent = self._try(peer, frame)
-        self._deferred.run()
+        if self._deferred.actions:
+            self._deferred.run()
         return sent
 
     def post(self, peer: Peer, frame: Outgoing) -> None:

@@ -54,11 +54,14 @@ class Patience:
         late: Late,
     ) -> None:
         """Wait; a deadline that passes ends the operation itself. Raises its error."""
-        limit = self.timeout_s if isinstance(timeout, Default) else timeout
-        try:
-            handle.wait(limit)
-        except Timeout:
-            handle.set_error(late(f"{handle.what}: not done within {limit} s", limit))
+        if not handle.done():
+            limit = self.timeout_s if isinstance(timeout, Default) else timeout
+            if limit is None:
+                handle.wait(None)
+            else:
+                self._loop.drive(handle, time.monotonic() + limit)
+                if not handle.done():
+                    handle.set_error(late(f"{handle.what}: not done within {limit} s", limit))
         error = handle.exception()
         if error is not None:
             raise error

@@ -8,7 +8,7 @@ import bisect
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from rlinf.comm.errors import PoolExhausted
-from rlinf.comm.segment import PAGE, OwnSegment
+from rlinf.comm.segment import PAGE, AnonymousSegment, OwnSegment, Segment
 
 FIRST_SEGMENT_BYTES = 64 << 20
 DEFAULT_POOL_BYTES = 4 << 30
+LARGE_BYTES = 1 << 20
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -68,7 +69,7 @@ class _Shelved:
 
     __slots__ = ("idle", "populated", "segment", "shelf")
 
-    def __init__(self, segment: OwnSegment) -> None:
+    def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.shelf = Shelf(segment.size)
         self.populated = 0
@@ -79,7 +80,7 @@ class Lent(NamedTuple):
     """A place of a pool: whoever has `array` (or a view of it) has the place."""
 
     array: Bytes
-    segment: OwnSegment
+    segment: Segment
     offset: int
 
 
@@ -108,12 +109,16 @@ class Pool:
 
     Args:
         limit_bytes: Bound of all segments together; 0: a fifth of the free memory, at most 4 GiB.
+        create: Makes a segment of a given size.
 
     Raises:
         PoolExhausted: The limit is more than the memory there is.
     """
 
-    def __init__(self, limit_bytes: int = 0) -> None:
+    def __init__(
+        self, limit_bytes: int = 0, create: Callable[[int], Segment] = OwnSegment.create
+    ) -> None:
+        self._create = create
         available = available_bytes()
         if limit_bytes > available:
             raise PoolExhausted(
@@ -137,12 +142,7 @@ class Pool:
         """
         length = (max(nbytes, 1) + PAGE - 1) // PAGE * PAGE
         if length > self.limit:
-            raise PoolExhausted(
-                f"{nbytes} bytes are more than the whole pool: raise pool_bytes={self.limit}, "
-                "or send less at once",
-                needed_bytes=nbytes,
-                limit_bytes=self.limit,
-            )
+            raise too_much(nbytes, self.limit)
         with self._lock:
             self._collect()
             for shelved in self._segments:
@@ -210,9 +210,42 @@ class Pool:
         if length > left:
             return None
         size = min(max(length, FIRST_SEGMENT_BYTES, have), left)
-        shelved = _Shelved(OwnSegment.create(size // PAGE * PAGE))
+        shelved = _Shelved(self._create(size // PAGE * PAGE))
         self._segments.append(shelved)
         return shelved
+
+
+class PrivateMemory:
+    """Memory for what is received over a stream: large blocks come from a pool that no other
+    process sees, so that they are warm; small ones from numpy.
+
+    Args:
+        limit_bytes: As of `Pool`.
+    """
+
+    def __init__(self, limit_bytes: int = 0) -> None:
+        self._pool = Pool(limit_bytes, AnonymousSegment.create)
+
+    def __call__(self, nbytes: int) -> memoryview:
+        """Writable, not cleared."""
+        if nbytes < LARGE_BYTES or nbytes > self._pool.limit:
+            return np.empty(nbytes, np.uint8).data
+        lent = self._pool.allocate(nbytes)
+        return np.empty(nbytes, np.uint8).data if lent is None else lent.array.data
+
+    def trim(self) -> None:
+        """Give back what nobody has used since the last `trim`."""
+        self._pool.trim()
+
+
+def too_much(nbytes: int, limit: int) -> PoolExhausted:
+    """The error for what no pool of that size could ever hold."""
+    return PoolExhausted(
+        f"{nbytes} bytes are more than the whole pool: raise pool_bytes={limit}, "
+        "or send less at once",
+        needed_bytes=nbytes,
+        limit_bytes=limit,
+    )
 
 
 def available_bytes() -> int:

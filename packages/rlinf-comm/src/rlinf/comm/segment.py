@@ -13,6 +13,7 @@ reader (which would kill the reader).
 """
 
 import bisect
+import contextlib
 import fcntl
 import functools
 import mmap
@@ -67,6 +68,18 @@ class Segment:
         """Bytes of it as an array, which keeps the mapping (not the segment) alive."""
         return np.frombuffer(self.memory, np.uint8, length, offset)
 
+    def populate(self, offset: int, length: int) -> None:
+        """Get the pages from the system now; failing here is an error, and later a SIGBUS.
+
+        Raises:
+            PoolExhausted: There is not that much memory.
+        """
+        try:
+            self.memory.madvise(POPULATE_WRITE, offset, length)
+        except OSError as error:
+            if error.errno != 22:  # EINVAL: before Linux 5.14, where writing must do
+                raise _refused(length, error) from None
+
     def is_pristine(self, offset: int, length: int) -> bool:
         """Whether what this process sees there is what everybody sees."""
         return True
@@ -98,17 +111,36 @@ class OwnSegment(Segment):
         fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE)
         return cls(secrets.randbits(63) | 1, fd, size, memory)
 
-    def populate(self, offset: int, length: int) -> None:
-        """Get the pages from the system now; failing here is an error, and later a SIGBUS.
+
+class AnonymousSegment(Segment):
+    """Memory that no other process can see."""
+
+    __slots__ = ()
+    own = True
+
+    def __init__(self, size: int, memory: mmap.mmap) -> None:
+        self.uid, self.fd, self.size, self.memory = 0, -1, size, memory
+        self.address = address_of(memoryview(memory))
+
+    def __del__(self) -> None:
+        # Neither a descriptor to close nor an entry in the atlas.
+        return
+
+    @classmethod
+    def create(cls, size: int) -> "AnonymousSegment":
+        """A new one; its pages cost nothing until they are populated.
 
         Raises:
-            PoolExhausted: There is not that much memory.
+            PoolExhausted: The system refuses.
         """
         try:
-            self.memory.madvise(POPULATE_WRITE, offset, length)
-        except OSError as error:
-            if error.errno != 22:  # EINVAL: before Linux 5.14, where writing must do
-                raise _refused(length, error) from None
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError) as error:
+            raise _refused(size, error) from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return cls(size, memory)
 
 
 class ForeignSegment(Segment):

@@ -113,6 +113,7 @@ class Surroundings:
         loop: Where to register descriptors and post callbacks.
         config: The endpoint's settings.
         owner: Whom links report to.
+        memory: Private memory for what arrives.
         deferred: Where links put what calls back into the unknown; `send` may hold locks.
     """
 
@@ -121,6 +122,7 @@ class Surroundings:
     config: CommConfig
     owner: LinkOwner
     deferred: Deferred
+    memory: Callable[[int], memoryview]
 
 
 class Transport(ABC):

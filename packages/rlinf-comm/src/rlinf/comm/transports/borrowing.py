@@ -1,5 +1,6 @@
 """Borrowing: views on a peer's memory, and how they are given back."""
 
+import itertools
 import logging
 import threading
 import weakref
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rlinf.comm.errors import ProtocolError
-from rlinf.comm.frame import PRIVATE, Incoming
+from rlinf.comm.frame import PRIVATE, Incoming, Place
 from rlinf.comm.pool import Bytes
 from rlinf.comm.segment import ForeignSegment
 
@@ -92,20 +93,32 @@ class Borrower:
         if private and not self._warned:
             self._warn()
         buffers: list[memoryview] = []
-        for uid, offset, length, lease in frame.places:
-            if not uid:
-                buffers.append(next(inline))
+        for lease, places in itertools.groupby(frame.places, key=_lease):
+            if not lease:
+                buffers += [next(inline) for _ in places]
                 continue
-            segment = self._segments.get(uid)
-            if segment is None or offset + length > segment.size:
-                raise ProtocolError(f"a buffer at {offset}+{length} of a segment that has none")
-            frame.nbytes += length
-            if private or not may_hold or not length or not self._hold(segment, offset, length):
-                buffers.append(segment.copy(offset, length))
+            together = list(places)
+            segment, start, end = self._span(together)
+            frame.nbytes += sum([length for _, _, length, _ in together])
+            if private or not may_hold or not self._hold(segment, start, end - start):
+                memory = segment.copy(start, end - start)
                 give_back(lease)
             else:
-                buffers.append(self._view(segment, offset, length, lease))
+                memory = self._view(segment, start, end - start, lease)
+            buffers += [memory[offset - start : offset - start + n] for _, offset, n, _ in together]
         frame.buffers = buffers
+
+    def _span(self, places: list[Place]) -> tuple[ForeignSegment, int, int]:
+        """The segment of what is lent together, and from where to where it reaches."""
+        uid = places[0][0]
+        segment = self._segments.get(uid)
+        start = min([offset for _, offset, _, _ in places])
+        end = max([offset + length for _, offset, length, _ in places])
+        if segment is None or end > segment.size or end == start:
+            raise ProtocolError(f"a buffer at {start} to {end} of a segment that has none")
+        if any(other != uid for other, _, _, _ in places):
+            raise ProtocolError("buffers of several segments lent as one")
+        return segment, start, end
 
     def settle(self) -> list[int]:
         """Let go of what is not in use any more; returns its leases. Under `_out`."""
@@ -141,3 +154,7 @@ class Borrower:
             "keep fewer received arrays, keep a copy() of the parts that are needed for long, or "
             "raise pool_bytes of the sender"
         )
+
+
+def _lease(place: Place) -> int:
+    return place[3]

@@ -4,11 +4,11 @@ import functools
 import threading
 from collections.abc import Callable
 
+import numpy as np
+
 from rlinf.comm.address import Address
-from rlinf.comm.deferred import Deferred
-from rlinf.comm.frame import Incoming, Outgoing, allocate
-from rlinf.comm.progress import Loop
-from rlinf.comm.transports.base import Link, LinkOwner, Transport
+from rlinf.comm.frame import Incoming, Outgoing
+from rlinf.comm.transports.base import Link, Surroundings, Transport
 
 _listening: dict[str, "InprocTransport"] = {}
 _lock = threading.Lock()
@@ -20,10 +20,11 @@ class InprocLink(Link):
     transport = "inproc"
     copies = True
 
-    def __init__(self, loop: Loop, owner: LinkOwner, deferred: Deferred, *, dialled: bool) -> None:
-        super().__init__(owner, dialled=dialled)
-        self.loop = loop
-        self._deferred = deferred
+    def __init__(self, surroundings: Surroundings, *, dialled: bool) -> None:
+        super().__init__(surroundings.owner, dialled=dialled)
+        self.loop = surroundings.loop
+        self.memory = surroundings.memory
+        self._deferred = surroundings.deferred
         self.other: InprocLink | None = None
         self._gone = False
         self._collect: Callable[[], int] = int
@@ -41,8 +42,8 @@ class InprocLink(Link):
         arrived.service, arrived.header = frame.service, frame.header
         arrived.nbytes = frame.nbytes
         for buffer in frame.buffers:
-            copy = allocate(buffer.nbytes)
-            copy[:] = buffer.cast("B") if buffer.format != "B" else buffer
+            copy = other.memory(buffer.nbytes)
+            np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(buffer, np.uint8))
             arrived.buffers.append(copy)
         other.loop.post(lambda: other._arrive(arrived))
         if frame.done is not None:
@@ -73,9 +74,9 @@ class InprocLink(Link):
             self.owner.on_lost(self, reason)
 
 
-def loopback(loop: Loop, owner: LinkOwner, deferred: Deferred) -> InprocLink:
+def loopback(surroundings: Surroundings) -> InprocLink:
     """A link of an endpoint to itself."""
-    link = InprocLink(loop, owner, deferred, dialled=True)
+    link = InprocLink(surroundings, dialled=True)
     link.other = link
     return link
 
@@ -85,11 +86,6 @@ class InprocTransport(Transport):
 
     name = "inproc"
     scheme = "inproc"
-
-    def end(self, *, dialled: bool) -> InprocLink:
-        """An end of a link, of this endpoint."""
-        here = self.surroundings
-        return InprocLink(here.loop, here.owner, here.deferred, dialled=dialled)
 
     def listen(self) -> Address:
         """Enter the table."""
@@ -103,8 +99,8 @@ class InprocTransport(Transport):
             target = _listening.get(address.path)
         if target is None:
             raise ConnectionRefusedError(f"nobody listens at {address} in this process")
-        mine = self.end(dialled=True)
-        theirs = target.end(dialled=False)
+        mine = InprocLink(self.surroundings, dialled=True)
+        theirs = InprocLink(target.surroundings, dialled=False)
         mine.other, theirs.other = theirs, mine
         theirs.loop.post(lambda: theirs.owner.on_accept(theirs))
         mine.loop.post(lambda: mine.owner.on_open(mine))

@@ -12,19 +12,24 @@ from typing import NamedTuple
 import numpy as np
 
 from rlinf.comm.frame import DROP, PLACED, PRIVATE, SEGMENT, Outgoing
-from rlinf.comm.pool import Pool
+from rlinf.comm.pool import Pool, too_much
 from rlinf.comm.segment import ATLAS, Segment, address_of
 from rlinf.comm.transports.send_queue import Encoder, Entry
 
 log = logging.getLogger(__name__)
 
 SHARE = 2  # a receiver that holds more than 1/SHARE of the pool gets private copies
+SMALL_BYTES = 1 << 16  # smaller ones are copied even where they lie in shared memory
+GROUP_BYTES = 1 << 18  # smaller ones share a place, up to this much together
+ALIGN = 64
 
 
 class Placed(NamedTuple):
-    """A buffer in shared memory, and what keeps it there; inline where `segment` is None.
+    """A buffer in shared memory; inline where `segment` is None.
 
-    `check` is its checksum where it is to be compared once it comes back (`debug_in_place`).
+    Attributes:
+        keep: What keeps it there. Consecutive buffers with the same one are lent as one.
+        check: Its checksum where it is to be compared once it comes back (`debug_in_place`).
     """
 
     segment: Segment | None
@@ -32,6 +37,13 @@ class Placed(NamedTuple):
     length: int
     keep: object
     check: int | None = None
+
+
+class Loan(NamedTuple):
+    """What a peer holds under one lease."""
+
+    places: tuple[Placed, ...]
+    nbytes: int
 
 
 class Stock:
@@ -56,16 +68,28 @@ class Stock:
             PoolExhausted: A buffer is larger than the whole pool.
         """
         places: list[Placed] = []
+        group: list[memoryview] = []
+        grouped = 0
         for buffer in buffers:
             size = buffer.nbytes
+            if group and (size <= self._inline or grouped + size > GROUP_BYTES):
+                if not self._write(group, grouped, places):
+                    return None
+                group, grouped = [], 0
             if size <= self._inline:
                 places.append(Placed(None, 0, size, None))
                 continue
-            place = self._lying(buffer, size) or self._write(buffer, size)
-            if place is None:
-                self.starved = True
+            lying = self._lying(buffer, size) if size >= SMALL_BYTES else None
+            if lying is None:
+                group.append(buffer)
+                grouped += size + -size % ALIGN
+                continue
+            if group and not self._write(group, grouped, places):
                 return None
-            places.append(place)
+            group, grouped = [], 0
+            places.append(lying)
+        if group and not self._write(group, grouped, places):
+            return None
         return places
 
     def _lying(self, buffer: memoryview, size: int) -> Placed | None:
@@ -79,12 +103,26 @@ class Stock:
             place = place._replace(check=checksum(place))
         return place
 
-    def _write(self, buffer: memoryview, size: int) -> Placed | None:
+    def _write(self, group: list[memoryview], size: int, places: list[Placed]) -> bool:
+        """Copy buffers into one place of the pool; False where it is full at present."""
         lent = self.pool.allocate(size)
         if lent is None:
-            return None
-        np.copyto(lent.array, np.frombuffer(buffer, np.uint8))
-        return Placed(lent.segment, lent.offset, size, lent.array)
+            needed = sum([place.length for place in places if place.segment]) + size
+            if needed > self.pool.limit:
+                raise too_much(needed, self.pool.limit)
+            self.starved = True
+            return False
+        start = 0
+        memory = lent.array.data
+        for buffer in group:
+            size = buffer.nbytes
+            if size < SMALL_BYTES:
+                memory[start : start + size] = buffer
+            else:  # lets other threads run meanwhile
+                np.copyto(lent.array[start : start + size], np.frombuffer(buffer, np.uint8))
+            places.append(Placed(lent.segment, lent.offset + start, size, lent.array))
+            start += size + -size % ALIGN
+        return True
 
 
 class Lender(Encoder):
@@ -98,7 +136,7 @@ class Lender(Encoder):
         self.lent_bytes = 0
         self._stock = stock
         self._numbers = itertools.count(1)
-        self._lent: dict[int, Placed] = {}
+        self._lent: dict[int, Loan] = {}
         self._introduced: dict[int, weakref.ref[Segment]] = {}
         # Filled by finalizers, which may run anywhere and so must not take a lock.
         self._dropped: deque[int] = deque()
@@ -129,15 +167,25 @@ class Lender(Encoder):
     def descriptors(self, frame: Outgoing) -> bytes:
         """Places; each is lent from now on."""
         rows = []
+        lease = 0
+        together: list[Placed] = []
         for place in _places(frame):
             if place.segment is None:
                 rows.append(PLACED.pack(0, 0, place.length, 0))
                 continue
-            lease = next(self._numbers)
-            self._lent[lease] = place
-            self.lent_bytes += place.length
+            if not together or together[-1].keep is not place.keep:
+                self._lend(lease, together)
+                lease, together = next(self._numbers), []
+            together.append(place)
             rows.append(PLACED.pack(place.segment.uid, place.offset, place.length, lease))
+        self._lend(lease, together)
         return b"".join(rows)
+
+    def _lend(self, lease: int, places: list[Placed]) -> None:
+        if places:
+            nbytes = sum([place.length for place in places])
+            self._lent[lease] = Loan(tuple(places), nbytes)
+            self.lent_bytes += nbytes
 
     def flags(self, frame: Outgoing) -> int:
         """Ask a receiver that has much to make copies."""
@@ -165,13 +213,13 @@ class Lender(Encoder):
             del self._introduced[uid]
         return Outgoing(DROP, struct.pack(f"<{len(uids)}Q", *uids)) if uids else None
 
-    def take_back(self, leases: Sequence[int]) -> list[Placed]:
+    def take_back(self, leases: Sequence[int]) -> list[Loan]:
         """The peer has returned these; whoever called lets go of them once outside the lock."""
         back = [self._lent.pop(lease) for lease in leases if lease in self._lent]
-        self.lent_bytes -= sum([place.length for place in back])
+        self.lent_bytes -= sum([loan.nbytes for loan in back])
         return back
 
-    def take_all(self) -> list[Placed]:
+    def take_all(self) -> list[Loan]:
         """The peer has nothing any more."""
         back, self._lent, self.lent_bytes = list(self._lent.values()), {}, 0
         return back
@@ -184,9 +232,9 @@ class Lender(Encoder):
         return lambda _: self._dropped.append(uid)
 
 
-def inspect(back: Sequence[Placed], peer: object) -> None:
+def inspect(back: Sequence[Loan], peer: object) -> None:
     """Report what was changed by its owner while it was lent (`debug_in_place`)."""
-    for place in back:
+    for place in (place for loan in back for place in loan.places):
         if place.check is not None and place.check != checksum(place):
             log.error(
                 "%d bytes from Endpoint.empty were changed while %s still had them: wait for "

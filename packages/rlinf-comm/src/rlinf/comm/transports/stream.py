@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from rlinf.comm.errors import ProtocolError
-from rlinf.comm.frame import Incoming, Outgoing, Reader
+from rlinf.comm.frame import Incoming, Outgoing
 from rlinf.comm.poller import READ, WRITE
+from rlinf.comm.reader import Reader
 from rlinf.comm.transports.base import Link, Surroundings
 from rlinf.comm.transports.send_queue import Encoder, Entry, SendQueue
 
@@ -51,6 +52,7 @@ class StreamLink(Link):
         self._loop = surroundings.loop
         self._deferred = surroundings.deferred
         self._reader = Reader(placed=self.placed, limit_bytes=config.max_message_bytes)
+        self._reader.memory = surroundings.memory
         self._out = threading.Lock()
         self._encoder = encoder or Encoder()
         self._queue = SendQueue(self._encoder, config.chunk_bytes)
@@ -107,7 +109,8 @@ class StreamLink(Link):
             self._fail_later(_reason(error))
             return
         if count == len(data):
-            self._finish(frame)
+            if frame.done is not None:
+                self._finish(frame)
         else:
             self._queue.wire.append(Entry(memoryview(data)[count:], frame, True))
             self._ask(True)

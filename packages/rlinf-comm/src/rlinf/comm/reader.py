@@ -1,0 +1,256 @@
+"""Reader: finds the frames in a byte stream. No I/O."""
+
+import struct
+from collections.abc import Callable, Sequence
+
+from rlinf.comm.errors import ProtocolError
+from rlinf.comm.frame import (
+    CHUNK,
+    CHUNKED,
+    INLINE,
+    PLACED,
+    PREFIX,
+    REFUSE,
+    SHAKE_BYTES,
+    Incoming,
+    allocate,
+    padded,
+)
+
+SCRATCH_BYTES = 1 << 16
+DIRECT_BYTES = 1 << 14
+GROUP_BYTES = 1 << 16
+
+
+class Body:
+    """The memory an inline body is read into: small buffers share a block, large ones do not."""
+
+    __slots__ = ("_at", "_blocks", "_pad", "buffers", "left")
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        memory: Callable[[int], memoryview],
+        pad: Callable[[int], int] = padded,
+    ) -> None:
+        self._pad = pad
+        self.buffers: list[memoryview] = []
+        self._blocks: list[memoryview] = []
+        self._at = 0
+        self.left = 0
+        group: list[int] = []
+        for size in sizes:
+            if size >= GROUP_BYTES:
+                self._add(group, memory)
+                self._add([size], memory)
+                group = []
+            else:
+                group.append(size)
+        self._add(group, memory)
+        self._blocks.reverse()
+
+    def _add(self, sizes: list[int], memory: Callable[[int], memoryview]) -> None:
+        total = sum(map(self._pad, sizes))
+        if not sizes:
+            return
+        block = memory(total)
+        start = 0
+        for size in sizes:
+            self.buffers.append(block[start : start + size])
+            start += self._pad(size)
+        if total:
+            self._blocks.append(block)
+            self.left += total
+
+    def destination(self) -> memoryview:
+        """The next contiguous piece to fill."""
+        return self._blocks[-1][self._at :]
+
+    def filled(self, count: int) -> None:
+        """So many bytes were written to `destination`."""
+        self._at += count
+        self.left -= count
+        if self._at == self._blocks[-1].nbytes:
+            self._blocks.pop()
+            self._at = 0
+
+
+class Reader:
+    """Turns a byte stream into frames. Feed: `space`, write into it, `filled`, then `next`.
+
+    Args:
+        placed: Whether descriptors are places (segment, offset, length) or only lengths.
+        limit_bytes: A frame that claims more is a ProtocolError, before anything is allocated.
+    """
+
+    def __init__(self, *, placed: bool, limit_bytes: int) -> None:
+        self._authenticated = self._quick = False
+        self.memory: Callable[[int], memoryview] = allocate
+        self._placed = placed
+        self._limit = limit_bytes
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._pos = self._end = 0
+        self._prefix: tuple[int, ...] | None = None
+        self._head: Body | None = None
+        self._frame: Incoming | None = None
+        self._body: Body | None = None
+        self._left = 0
+        self._bulk: tuple[Incoming, Body] | None = None
+
+    def authenticate(self) -> None:
+        """Frames of all kinds and sizes may come from now on."""
+        self._quick = self._limit >= SCRATCH_BYTES
+        self._authenticated = True
+
+    def space(self) -> memoryview:
+        """Where to read to; never empty. Large bodies are read straight to where they stay."""
+        if self._pos == self._end:
+            self._pos = self._end = 0
+            target = self._head if self._head is not None else self._body
+            if target is not None and target.left >= DIRECT_BYTES:
+                room = target.destination()
+                return room if target is self._head else room[: self._left]
+        elif self._pos and self._end > SCRATCH_BYTES // 2:
+            size = self._end - self._pos
+            self._scratch[:size] = bytes(self._scratch[self._pos : self._end])
+            self._pos, self._end = 0, size
+        return self._scratch[self._end :]
+
+    def filled(self, room: memoryview, count: int) -> None:
+        """`count` bytes were read into `room`, which `space` gave."""
+        if room.obj is self._scratch.obj:
+            self._end += count
+        elif self._head is not None:
+            self._head.filled(count)
+        elif self._body is not None:
+            self._body.filled(count)
+            self._left -= count
+
+    def next(self) -> Incoming | None:
+        """The next whole frame, or None until more is read.
+
+        Raises:
+            ProtocolError: The bytes are no frame, or one larger than allowed.
+        """
+        while True:
+            if self._prefix is None:
+                pos = self._pos + PREFIX.size
+                if self._end < pos:
+                    return None
+                self._prefix = prefix = PREFIX.unpack_from(self._scratch, self._pos)
+                end = pos + prefix[2] + prefix[3]
+                # Most frames are small, whole and without buffers.
+                if not prefix[4] and end <= self._end and prefix[0] != CHUNK and self._quick:
+                    return self._small(prefix, pos, end)
+                self._pos = pos
+                self._check(self._prefix)
+            if self._body is None:
+                head = self._take_head(self._prefix)
+                if head is None:
+                    return None
+                self._begin(self._prefix, head)
+            if self._left and not self._fill():
+                return None
+            frame = self._finish(self._prefix)
+            if frame is not None:
+                return frame
+
+    def _small(self, prefix: tuple[int, ...], pos: int, end: int) -> Incoming:
+        self._prefix = None
+        self._pos = end
+        kind, flags, service, header, _, _, tag, ident, credit = prefix
+        frame = Incoming(kind, tag, ident, credit, flags)
+        if service:
+            frame.service = bytes(self._scratch[pos : pos + service])
+        frame.header = bytes(self._scratch[pos + service : end])
+        frame.nbytes = header
+        return frame
+
+    def _check(self, prefix: tuple[int, ...]) -> None:
+        kind, _, service, header, count, chunk = prefix[:6]
+        size = service + header + count * (PLACED.size if self._placed else INLINE.size)
+        if not self._authenticated and (kind > REFUSE or size > SHAKE_BYTES or count or chunk):
+            raise ProtocolError(f"a frame of kind {kind} and {size} bytes before authentication")
+        if size > self._limit or chunk > self._limit:
+            raise ProtocolError(
+                f"a frame of {max(size, chunk)} bytes is over max_message_bytes={self._limit}"
+            )
+        if kind == CHUNK and (self._bulk is None or size or not chunk):
+            raise ProtocolError("a chunk that belongs to no message")
+
+    def _take_head(self, prefix: tuple[int, ...]) -> memoryview | None:
+        if self._head is None:
+            each = PLACED.size if self._placed else INLINE.size
+            size = prefix[2] + prefix[3] + prefix[4] * each
+            if self._end - self._pos >= size:
+                head = self._scratch[self._pos : self._pos + size]
+                self._pos += size
+                return head
+            if size <= SCRATCH_BYTES // 2:
+                return None
+            self._head = Body([size], allocate, pad=int)
+        target = self._head
+        while target.left and self._pos < self._end:
+            self._copy(target, self._end - self._pos)
+        if target.left:
+            return None
+        self._head = None
+        return target.buffers[0]
+
+    def _begin(self, prefix: tuple[int, ...], head: memoryview) -> None:
+        kind, flags, service, _, count, chunk, tag, ident, credit = prefix
+        if kind == CHUNK:
+            assert self._bulk is not None
+            self._frame, self._body = self._bulk
+            self._left = chunk
+            if chunk > self._body.left:
+                raise ProtocolError("a chunk longer than the rest of its message")
+            return
+        frame = Incoming(kind, tag, ident, credit, flags)
+        each = PLACED if self._placed else INLINE
+        start = service + count * each.size
+        frame.service = bytes(head[:service])
+        frame.header = bytes(head[start:])
+        sizes: list[int] = []
+        if count and self._placed:
+            frame.places = list(PLACED.iter_unpack(head[service:start]))
+            sizes = [length for segment, _, length, _ in frame.places if not segment]
+        elif count:
+            sizes = list(struct.unpack_from(f"<{count}Q", head, service))
+        frame.nbytes = len(frame.header) + sum(sizes)
+        if frame.nbytes > self._limit:
+            raise ProtocolError(
+                f"a message of {frame.nbytes} bytes is over max_message_bytes={self._limit}"
+            )
+        self._frame, self._body = frame, Body(sizes, self.memory)
+        self._left = self._body.left
+        if flags & CHUNKED:
+            if self._bulk is not None:
+                raise ProtocolError("a second chunked message before the first was complete")
+            self._bulk = (frame, self._body)
+            self._left = 0
+
+    def _fill(self) -> bool:
+        assert self._body is not None
+        while self._left and self._pos < self._end:
+            self._left -= self._copy(self._body, min(self._left, self._end - self._pos))
+        return not self._left
+
+    def _copy(self, target: Body, limit: int) -> int:
+        room = target.destination()
+        count = min(limit, room.nbytes)
+        room[:count] = self._scratch[self._pos : self._pos + count]
+        self._pos += count
+        target.filled(count)
+        return count
+
+    def _finish(self, prefix: tuple[int, ...]) -> Incoming | None:
+        frame, body = self._frame, self._body
+        assert frame is not None and body is not None
+        self._prefix = self._frame = self._body = None
+        if self._bulk is not None and frame is self._bulk[0]:
+            if body.left:
+                return None
+            self._bulk = None
+        frame.buffers = body.buffers
+        return frame

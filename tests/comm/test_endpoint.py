@@ -122,7 +122,7 @@ def test_a_broadcast_writes_shared_memory_once():
         for other in others:
             a.send("hello", other.id)
         a.broadcast(np.ones(4_000_000, np.uint8), [other.id for other in others])
-        assert 4_000_000 <= a._transports["shm"].pool.statistics().used_bytes < 5_000_000
+        assert 4_000_000 <= a._in.transports["shm"].pool.statistics().used_bytes < 5_000_000
         for other in others:
             assert other.recv(source="a/0") == "hello"
             assert other.recv(source="a/0").sum() == 4_000_000
@@ -324,13 +324,13 @@ def test_a_parcel_is_passed_on_closed():
         parcel = middle.recv("a/0")
         assert isinstance(parcel, Parcel)
         middle.send(parcel, "b/0")
-        assert middle._transports["shm"].pool.statistics().used_bytes == 0
+        assert middle._in.transports["shm"].pool.statistics().used_bytes == 0
         del parcel
         got = b.recv("middle/0").open()
         np.testing.assert_array_equal(got["data"], data)
-        assert a._transports["shm"].pool.statistics().used_bytes >= data.nbytes
+        assert a._in.transports["shm"].pool.statistics().used_bytes >= data.nbytes
         del got
-        eventually(lambda: a._transports["shm"].pool.statistics().used_bytes == 0)
+        eventually(lambda: a._in.transports["shm"].pool.statistics().used_bytes == 0)
 
 
 def test_a_changed_array_is_passed_on_as_changed():
@@ -371,9 +371,9 @@ def test_empty_is_sent_without_a_copy():
     ):
         data = a.empty((1000, 1000), np.float32)
         data[:] = 2
-        before = a._transports["shm"].pool.statistics().used_bytes
+        before = a._in.transports["shm"].pool.statistics().used_bytes
         a.send({"w": data}, "b/0")
-        assert a._transports["shm"].pool.statistics().used_bytes == before
+        assert a._in.transports["shm"].pool.statistics().used_bytes == before
         assert (b.recv("a/0")["w"] == 2).all()
 
 

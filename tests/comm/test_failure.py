@@ -143,13 +143,13 @@ def test_a_message_for_an_old_incarnation_does_not_reach_the_new_one(registry):
         first = Endpoint("peer/0", registry=registry, config=TCP)
         me.send("hello", "peer/0")
         assert first.recv() == "hello"
-        old = me._peers.get(first.id).link
+        old = me._in.peers.get(first.id).link
         second = Endpoint("peer/0", registry=registry, config=TCP)
         assert second.epoch > first.epoch
         second.send("I am new", "test/0")
         assert me.recv() == "I am new"
-        assert me._peers.get(second.id).link.epoch == second.epoch
-        assert me._peers.get(second.id).link is not old
+        assert me._in.peers.get(second.id).link.epoch == second.epoch
+        assert me._in.peers.get(second.id).link is not old
         me.send("for the new", "peer/0")
         assert second.recv() == "for the new"
         eventually(lambda: not first.statistics().connections)
@@ -229,7 +229,7 @@ def test_a_receiver_that_keeps_much_gets_copies_and_the_sender_goes_on(registry)
         for number in range(count):
             me.send(np.full(1 << 20, number, np.uint8), "peer/0")
         assert me.recv("peer/0") == count
-        assert me._transports["shm"].pool.statistics().used_bytes <= 10 << 20
+        assert me._in.transports["shm"].pool.statistics().used_bytes <= 10 << 20
         me.send("look", "peer/0", tag=1)
         assert me.recv("peer/0") is True
         me.send("end", "peer/0", tag=1)
@@ -276,7 +276,7 @@ def test_a_send_waits_for_room_in_the_pool_and_goes_on_when_there_is(registry):
         gc.collect()
         me.send("poke", to, tag=1)
         other = _others[0]
-        me._transports["shm"].freed()
+        me._in.transports["shm"].freed()
         assert other.recv("test/0", timeout=5).sum() == 700_000
 
 
@@ -288,7 +288,7 @@ def test_a_killed_receiver_gives_its_memory_back(registry):
         for _ in range(5):
             me.send(np.ones(1 << 20, np.uint8), "peer/0")
         assert me.recv("peer/0") == 5
-        pool = me._transports["shm"].pool
+        pool = me._in.transports["shm"].pool
         assert pool.statistics().used_bytes >= 5 << 20
         peer.kill()
         eventually(lambda: pool.statistics().used_bytes == 0)
@@ -327,7 +327,7 @@ def test_what_was_received_outlives_the_endpoint_and_is_not_overwritten(registry
         (tmp_path / "go").write_text("")
         assert peer.join() == 0
         assert (tmp_path / "go.out").read_text() == "True"
-        pool = me._transports["shm"].pool
+        pool = me._in.transports["shm"].pool
         eventually(lambda: pool.statistics().used_bytes == 0)
 
 
@@ -351,7 +351,7 @@ def test_a_link_that_breaks_loses_a_message_loudly_and_is_made_again():
             LossyTransport.left = 1
             with pytest.raises(PeerLost):
                 a.send(np.ones(1_000_000), "b/0", timeout=5)
-            eventually(lambda: a._peers.get(b.id).machine.phase is Phase.ABSENT)
+            eventually(lambda: a._in.peers.get(b.id).machine.phase is Phase.ABSENT)
             a.send(4, "b/0")
             assert b.recv("a/0") == 4
     finally:
@@ -371,7 +371,7 @@ def test_memory_that_is_changed_while_a_receiver_has_it_is_reported(registry, ca
             del got
             me.send("poke", "other/0")
             other.recv("test/0")
-            link = me._peers.get(other.id).link
+            link = me._in.peers.get(other.id).link
             eventually(lambda link=link: not link.lent_bytes())
         assert caplog.text.count("were changed while other/0 still had them") == 1
 

@@ -14,12 +14,11 @@ from rlinf.comm.frame import (
     MESSAGE,
     PREFIX,
     REQUEST,
-    Body,
     Outgoing,
-    Reader,
     allocate,
     padded,
 )
+from rlinf.comm.reader import Body, Reader
 
 
 def wire(kind=MESSAGE, header=b"", buffers=(), tag=0, ident=0, service=b"", chunk=0):

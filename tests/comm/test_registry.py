@@ -176,7 +176,7 @@ def test_a_registry_that_is_not_there_is_an_error_that_says_where():
 def test_a_client_watches():
     heard = []
     with RegistryServer() as server, worker("a/0", server) as a:
-        stop = RegistryClient(server.address, server.token).bind(a._caller).watch(heard.append)
+        stop = RegistryClient(server.address, server.token).bind(a._in.caller).watch(heard.append)
         eventually(lambda: any(c.record.id == A for c in heard))
         with worker("b/0", server):
             eventually(lambda: any(isinstance(c, Joined) and c.record.id == B for c in heard))

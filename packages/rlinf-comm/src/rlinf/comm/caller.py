@@ -38,15 +38,11 @@ class Caller:
 
     def call(self, service: str, payload: object, peer: Peer, timeout: TimeoutLike) -> Handle[Any]:
         """Ask a service; the handle fails at the deadline."""
-        handle = self.patience.handle(f"call {service!r} of {peer.id}")
+        handle = self.patience.handle(f"call {service!r} of {peer.name}")
         frame = self._exchange.pack(REQUEST, payload, service=service)
         frame.cares = handle
         frame.ident = self._exchange.calls.add(handle, peer.id)
-        self.patience.expire(
-            handle,
-            timeout,
-            lambda said, limit: self.patience.why_late(peer, self._manager, said, limit),
-        )
+        self.patience.expire(handle, timeout, peer)
         self._exchange.sent(peer.id, frame)
         self._manager.outbox.post(peer, frame)
         return handle

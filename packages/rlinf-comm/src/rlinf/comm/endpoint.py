@@ -18,7 +18,7 @@ from rlinf.comm.frame import MESSAGE, Outgoing
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
-from rlinf.comm.mailbox import ANY, Any_
+from rlinf.comm.mailbox import ANY, Any_, Wish
 from rlinf.comm.peers import Peer
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
@@ -91,6 +91,7 @@ class Endpoint:
         self._refusal: CommError | None = None
         self._known: dict[object, Peer] = {}
         self._in = Interior(self.record, config, registry)
+        self._loop = self._in.loop
         self._exchange = self._in.exchange
         self._outbox = self._in.manager.outbox
         self._patience = self._in.patience
@@ -127,7 +128,7 @@ class Endpoint:
         if copied and self._outbox.try_post(peer, frame):
             self._exchange.sent(peer.id, frame)
             return
-        self._await(self._post(frame, peer, "send to"), peer, timeout)
+        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
 
     def isend(
         self, obj: object, to: str | WorkerId, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -141,12 +142,12 @@ class Endpoint:
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
         if self._outbox.try_post(peer, frame):
             self._exchange.sent(peer.id, frame)
-            done: Handle[None] = Handle("isend", progress=self._in.loop)
+            done: Handle[None] = Handle("isend", progress=self._loop)
             done.set_result(None)
             return done
         frame.own()
         handle = self._post(frame, peer, "isend to")
-        self._expire(handle, peer, timeout)
+        self._patience.expire(handle, timeout, peer)
         return handle
 
     def broadcast(
@@ -172,7 +173,7 @@ class Endpoint:
         for handle, peer in zip(handles, peers, strict=True):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                self._await(handle, peer, left)
+                self._patience.wait(handle, left, peer)
             except CommError as error:
                 failed.append(error)
         if failed:
@@ -202,7 +203,7 @@ class Endpoint:
         if letter is not None:
             return self._exchange.open(letter), letter.source
         handle = self._ask(peer, tag, named=True)
-        self._await(handle, peer, timeout)
+        self._patience.wait(handle, timeout, peer)
         received: tuple[Any, WorkerId] = handle.result(0.0)
         return received
 
@@ -213,7 +214,7 @@ class Endpoint:
         self._check()
         peer = None if isinstance(source, Any_) else self._peer(source)
         handle = self._ask(peer, tag, named=False)
-        self._expire(handle, peer, timeout)
+        self._patience.expire(handle, timeout, peer)
         return handle
 
     # -- services ------------------------------------------------------------------------------
@@ -239,7 +240,8 @@ class Endpoint:
         """An array (a torch tensor for a torch dtype) in memory that is sent without a copy.
 
         It is the receiver's as soon as it is sent: do not write to it again before the receiver
-        is done with it, or send a copy. Ordinary memory where no transport has such.
+        is done with it, or send a copy (`CommConfig.debug_in_place` finds out who does). Small
+        arrays (under 64 KiB) are copied all the same. Ordinary memory where no transport has any.
         """
         self._check()
         return empty(self._in.transports.values(), shape, dtype)
@@ -305,33 +307,20 @@ class Endpoint:
         return known
 
     def _post(self, frame: Outgoing, peer: Peer, what: str) -> Handle[None]:
-        handle: Handle[None] = self._patience.handle(f"{what} {peer.id} ({frame.nbytes} bytes)")
+        handle: Handle[None] = self._patience.handle(f"{what} {peer.name} ({frame.nbytes} bytes)")
         frame.cares = handle
         frame.done = handle
         self._outbox.post(peer, frame)
         self._exchange.sent(peer.id, frame)
         return handle
 
-    def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Handle[Any]:
+    def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Wish:
+        what = "recv from anybody" if peer is None else peer.receiving
+        if tag:
+            what = f"{what} (tag {tag})"
         who = ANY if peer is None else peer.id
-        whom = "anybody" if peer is None else peer.name
-        handle = self._patience.handle(f"recv from {whom} (tag {tag})")
-        self._exchange.ask(who, tag, handle, named=named)
-        if peer is not None and peer.link is None and not handle.done():
-            self._patience.watch(handle, peer, self._in.manager, self._exchange)
-        return handle
-
-    def _await(self, handle: Handle[Any], peer: Peer | None, timeout: TimeoutLike) -> None:
-        """Wait; a deadline that passes ends the operation itself."""
-        self._patience.wait(
-            handle,
-            timeout,
-            lambda said, limit: self._patience.why_late(peer, self._in.manager, said, limit),
-        )
-
-    def _expire(self, handle: Handle[Any], peer: Peer | None, timeout: TimeoutLike) -> None:
-        self._patience.expire(
-            handle,
-            timeout,
-            lambda said, limit: self._patience.why_late(peer, self._in.manager, said, limit),
-        )
+        wish = Wish(what, self._loop, self._patience.timeout_s, who, named)
+        self._exchange.ask(wish, tag)
+        if peer is not None and peer.link is None and not wish.done():
+            self._patience.watch(wish, peer)
+        return wish

@@ -12,8 +12,7 @@ from rlinf.comm.address import WorkerId
 from rlinf.comm.errors import CommError, PeerLost
 from rlinf.comm.events import Connected, Disconnected, Event, Lost, Received, Sent, Sink
 from rlinf.comm.frame import ERROR, MESSAGE, NAMES, RAW, REPLY, REQUEST, Incoming, Outgoing
-from rlinf.comm.handle import Handle
-from rlinf.comm.mailbox import Letter, Mailbox, Source, Wish
+from rlinf.comm.mailbox import Letter, Mailbox, Wish
 from rlinf.comm.outbox import Outbox
 from rlinf.comm.peers import Peer, Peers, lost_error
 from rlinf.comm.request import Calls, Request, Services, rebuild
@@ -72,33 +71,28 @@ class Exchange:
 
     def open(self, letter: Letter) -> Any:
         """Decode a letter that is being received, and let the sender send on."""
-        self._consumed(letter)
+        if letter.window.consume(letter.frame.nbytes):
+            self.outbox.credit(self._peers.get(letter.source))
         return self.unpack(letter.frame)
 
-    def ask(self, source: Source, tag: int, handle: Handle[Any], *, named: bool) -> None:
-        """Complete the handle with the next message; `named`: with (object, source)."""
-        wish = Wish(source, handle, named=named)
+    def ask(self, wish: Wish, tag: int) -> None:
+        """Fulfil a wish with the next message."""
         letter = self.mailbox.wish(tag, wish)
         if letter is not None and not self._fulfil(wish, letter):
             self.mailbox.give_back(letter)
 
     def _fulfil(self, wish: Wish, letter: Letter) -> bool:
-        handle = wish.handle
-        if handle.done():
+        if wish.done():
             return False
         try:
             obj = self.unpack(letter.frame)
         except CommError as error:
-            taken = handle.set_error(error)
+            taken = wish.set_error(error)
         else:
-            taken = handle.set_result((obj, letter.source) if wish.named else obj)
-        if taken:
-            self._consumed(letter)
-        return taken
-
-    def _consumed(self, letter: Letter) -> None:
-        if letter.window.consume(letter.frame.nbytes):
+            taken = wish.set_result((obj, letter.source) if wish.named else obj)
+        if taken and letter.window.consume(letter.frame.nbytes):
             self.outbox.credit(self._peers.get(letter.source))
+        return taken
 
     # -- told by the manager -------------------------------------------------------------------
 
@@ -145,14 +139,14 @@ class Exchange:
         wishes = self.mailbox.wishes(peer.id) if peer.told < epoch or not epoch else []
         for wish in wishes:
             peer.told = epoch
-            wish.handle.set_error(_during(error, "recv"))
+            wish.set_error(_during(error, "recv"))
         for handle in self.calls.of(peer.id):
             handle.set_error(_during(error, "call"))
 
     def fail(self, error: BaseException) -> None:
         """Fail all receives and calls that wait."""
         for wish in self.mailbox.wishes():
-            wish.handle.set_error(_during(error, "recv"))
+            wish.set_error(_during(error, "recv"))
         for handle in self.calls.of():
             handle.set_error(_during(error, "call"))
 

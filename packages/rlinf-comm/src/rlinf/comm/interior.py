@@ -58,6 +58,7 @@ class Interior:
         self.patience = Patience(
             self.loop, limit, config.watch_s, lambda id, limit: self.registry.unknown(id, limit)
         )
+        self.patience.manager, self.patience.exchange = self.manager, self.exchange
         self.caller = Caller(self.exchange, self.peers, self.manager, self.patience, self.loop)
         self.registry = registry.bind(self.caller)
         self._membership = Membership(self.registry, self.loop, config.heartbeat_s)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf.comm.address import WorkerId
 from rlinf.comm.frame import Incoming
-from rlinf.comm.handle import Handle
+from rlinf.comm.handle import Handle, Progress
 from rlinf.comm.window import Window
 
 
@@ -39,14 +39,24 @@ class Letter:
         self.order = 0
 
 
-class Wish:
-    """A receive that waits; `named`: its result is (object, who sent it)."""
+class Wish(Handle[Any]):
+    """A receive that waits: the handle of its result.
 
-    __slots__ = ("handle", "named", "source")
+    Args:
+        what: As of `Handle`.
+        progress: As of `Handle`.
+        timeout_s: As of `Handle`.
+        source: Whom it wants to hear.
+        named: Whether the result is (object, who sent it).
+    """
 
-    def __init__(self, source: Source, handle: Handle[Any], *, named: bool) -> None:
+    __slots__ = ("named", "source")
+
+    def __init__(
+        self, what: str, progress: Progress, timeout_s: float | None, source: Source, named: bool
+    ) -> None:
+        super().__init__(what, progress=progress, timeout_s=timeout_s)
         self.source = source
-        self.handle = handle
         self.named = named
 
 
@@ -90,7 +100,7 @@ class Mailbox:
             letter = self._take(wish.source, tag)
             if letter is None:
                 wishes = self._wishes.setdefault(tag, deque())
-                if wishes and wishes[0].handle.done():
+                if wishes and wishes[0].done():
                     self._sweep(tag)
                     wishes = self._wishes.setdefault(tag, deque())
                 wishes.append(wish)
@@ -123,7 +133,7 @@ class Mailbox:
         if wishes is None:
             return None
         for index, wish in enumerate(wishes):
-            if wish.handle.done():
+            if wish.done():
                 self._sweep(letter.frame.tag)
                 return self._matching(letter)
             if wish.source is letter.source or wish.source is ANY or wish.source == letter.source:
@@ -134,7 +144,7 @@ class Mailbox:
         return None
 
     def _sweep(self, tag: int) -> None:
-        pending = deque(wish for wish in self._wishes[tag] if not wish.handle.done())
+        pending = deque(wish for wish in self._wishes[tag] if not wish.done())
         if pending:
             self._wishes[tag] = pending
         else:

@@ -198,7 +198,7 @@ class ConnectionManager:
         self._peers.deferred.add(lambda: self._outfit.upward.connected(link, peer))
 
     def _attach(self, peer: Peer, link: Link, epoch: int) -> None:
-        link.peer, link.epoch = peer.id, epoch
+        link.peer, link.epoch, link.state = peer.id, epoch, peer
         peer.window = Window(self._outfit.window_bytes)
         link.credits(peer.window.collect)
         peer.link = link

@@ -13,9 +13,6 @@ from rlinf.comm.manager import ConnectionManager
 from rlinf.comm.peers import Peer, lost_error
 from rlinf.comm.progress import Loop
 
-# What to raise, from the beginning of the message and the seconds it took.
-Late = Callable[[str, float | None], CommError]
-
 
 class Patience:
     """Deadlines of one endpoint.
@@ -38,6 +35,8 @@ class Patience:
         self._loop = loop
         self._watch_s = watch_s
         self._unknown = unknown
+        self.manager: ConnectionManager
+        self.exchange: Exchange
 
     def handle(self, what: str) -> Handle[Any]:
         """A handle whose waiter drives the endpoint."""
@@ -47,12 +46,7 @@ class Patience:
         """Seconds, with the default filled in."""
         return self.timeout_s if isinstance(timeout, Default) else timeout
 
-    def wait(
-        self,
-        handle: Handle[Any],
-        timeout: TimeoutLike,
-        late: Late,
-    ) -> None:
+    def wait(self, handle: Handle[Any], timeout: TimeoutLike, peer: Peer | None) -> None:
         """Wait; a deadline that passes ends the operation itself. Raises its error."""
         if not handle.done():
             limit = self.timeout_s if isinstance(timeout, Default) else timeout
@@ -61,51 +55,45 @@ class Patience:
             else:
                 self._loop.drive(handle, time.monotonic() + limit)
                 if not handle.done():
-                    handle.set_error(late(f"{handle.what}: not done within {limit} s", limit))
+                    handle.set_error(self.late(handle.what, peer, limit))
         error = handle.exception()
         if error is not None:
             raise error
 
-    def expire(
-        self,
-        handle: Handle[Any],
-        timeout: TimeoutLike,
-        late: Late,
-    ) -> None:
+    def expire(self, handle: Handle[Any], timeout: TimeoutLike, peer: Peer | None) -> None:
         """End the operation at its deadline, whether anybody waits for it or not."""
         limit = self.timeout_s if isinstance(timeout, Default) else timeout
+        self.expire_with(handle, limit, lambda: self.late(handle.what, peer, limit))
+
+    def expire_with(
+        self, handle: Handle[Any], limit: float | None, error: Callable[[], CommError]
+    ) -> None:
+        """The same, with an error of the caller's."""
         handle.timeout_s = limit
         if limit is not None and not handle.done():
-            self._loop.expire(
-                time.monotonic() + limit,
-                handle,
-                lambda: late(f"{handle.what}: not done within {limit} s", limit),
-            )
+            self._loop.expire(time.monotonic() + limit, handle, error)
 
-    def watch(
-        self, handle: Handle[Any], peer: Peer, manager: ConnectionManager, exchange: Exchange
-    ) -> None:
+    def watch(self, handle: Handle[Any], peer: Peer) -> None:
         """Whoever receives from a peer that is silent and not connected wants to see it die."""
 
         def look() -> None:
-            if handle.done() or manager.closing:
+            if handle.done() or self.manager.closing:
                 return
-            manager.want(peer)
+            self.manager.want(peer)
             later = self._loop.call_later(life.DEAD_AFTER_S, give_up)
             handle.add_done_callback(lambda _: later.cancel())
 
         def give_up() -> None:
             down = peer.down
             if down is not None and peer.link is None and not handle.done():
-                exchange.lost(peer, lost_error(peer.id, down.epoch, down.reason))
+                self.exchange.lost(peer, lost_error(peer.id, down.epoch, down.reason))
 
         timer = self._loop.call_later(self._watch_s, look)
         handle.add_done_callback(lambda _: timer.cancel())
 
-    def why_late(
-        self, peer: Peer | None, manager: ConnectionManager, said: str, limit: float | None
-    ) -> CommError:
+    def late(self, what: str, peer: Peer | None, limit: float | None) -> CommError:
         """The error of an operation that ran into its deadline, by how far the peer got."""
+        said = f"{what}: not done within {limit} s"
         if peer is None:
             return Timeout(f"{said}; nobody sent anything")
         to, phase = peer.id, peer.machine.phase
@@ -116,7 +104,7 @@ class Patience:
         if peer.link is None:
             where = ", ".join(map(str, peer.record.addresses)) if peer.record else "no address"
             return ConnectTimeout(f"{said}; cannot connect to {to} at {where}", peer=to)
-        short = manager.transports[peer.link.transport].shortage()
+        short = self.manager.transports[peer.link.transport].shortage()
         if peer.waiting and short is not None:
             return PoolExhausted(f"{said}; {short}")
         if peer.waiting:

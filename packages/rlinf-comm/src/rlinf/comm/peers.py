@@ -19,6 +19,7 @@ class Peer:
     Attributes:
         id: Its name.
         name: The same as text, for messages.
+        receiving: What a receive from it is called in messages.
         machine: Where the connection stands.
         link: The connection, while it is up.
         waiting: Frames that cannot be sent yet.
@@ -40,6 +41,7 @@ class Peer:
         "link",
         "machine",
         "name",
+        "receiving",
         "record",
         "told",
         "tried",
@@ -51,6 +53,7 @@ class Peer:
     def __init__(self, id: WorkerId, *, first: bool, window_bytes: int) -> None:
         self.id = id
         self.name = str(id)
+        self.receiving = f"recv from {id}"
         self.machine = Lifecycle(first=first)
         self.link: Link | None = None
         self.waiting: deque[Outgoing] = deque()

@@ -9,6 +9,7 @@ never answered by way of another thread; when one comes, it is kicked out of the
 Nothing spins: every thread here is asleep in the poll, on a lock, or running a callback.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ from rlinf.comm.timers import Timer, Timers
 log = logging.getLogger(__name__)
 
 LINGER_S = 0.001
+JOIN_S = 5.0
 QUIET_ROUNDS = 5
 NOBODY = 0
 
@@ -66,7 +68,7 @@ class Loop:
         self._asleep = False
         self._wakes_at: float | None = None
         self._turns = 0
-        self._closed = False
+        self._closed = self._shut_down = False
         self._parked = False
         self._rest = threading.Lock()
         self._rest.acquire()
@@ -107,8 +109,9 @@ class Loop:
 
     def wake(self) -> None:
         """Make the leader (whoever it is or will be) look again."""
-        if not self._closed:
-            self.poller.kick()
+        with contextlib.suppress(OSError, ValueError):  # closed just now
+            if not self._closed:
+                self.poller.kick()
 
     def is_dispatching(self) -> bool:
         """Whether the calling thread is the one that runs callbacks just now."""
@@ -135,13 +138,13 @@ class Loop:
                     self._followers.append(gate)
                     if self._leader == self._thread.ident and self._asleep:
                         self.wake()
-            if gate is None:
-                try:
-                    self._lead(handle, deadline)
-                finally:
-                    self._abdicate()
-            else:
+            if gate is not None:
                 self._follow(gate, handle, deadline)
+                continue
+            try:
+                self._lead(handle, deadline)
+            finally:
+                self._abdicate()
 
     def _follow(self, gate: _Gate, handle: Handle[Any], deadline: float | None) -> None:
         if handle.add_waker(gate.set):
@@ -168,11 +171,14 @@ class Loop:
     def _abdicate(self) -> None:
         with self._mutex:
             self._leader = NOBODY
-            self._promote()
+            self._turns += 1
+            if self._followers or self._parked:
+                self._promote()
+        if self._closed:
+            self._shut()
 
     def _promote(self) -> None:
         """Give the lead to a follower, else see that the background thread is about."""
-        self._turns += 1
         if self._followers:
             self._followers.popleft().set()
         elif self._parked:
@@ -246,21 +252,31 @@ class Loop:
 
     def abandon(self) -> None:
         """In a forked child: the thread is not there, and the descriptors are the parent's."""
-        self._closed = True
+        self._closed = self._shut_down = True
         self.poller.close()
 
     def close(self) -> None:
-        """Stop the background thread and give the descriptors back."""
-        self._closed = True
-        self.poller.kick()
+        """Stop the background thread and give the descriptors back; from any thread.
+
+        A thread that leads meanwhile finds out, and is the one that gives them back.
+        """
         with self._mutex:
+            if self._closed:
+                return
+            self.poller.kick()
+            self._closed = True
             if self._parked:
                 self._parked = False
                 self._rest.release()
         if threading.get_ident() != self._thread.ident:
-            self._thread.join(5.0)
-        if self._leader in (NOBODY, threading.get_ident()):
-            self.poller.close()
+            self._thread.join(JOIN_S)
+        self._shut()
+
+    def _shut(self) -> None:
+        with self._mutex:
+            if self._leader == NOBODY and not self._shut_down:
+                self._shut_down = True
+                self.poller.close()
 
 
 def _passed(deadline: float | None) -> bool:

@@ -106,6 +106,8 @@ class Reader:
         """Where to read to; never empty. Large bodies are read straight to where they stay."""
         if self._pos == self._end:
             self._pos = self._end = 0
+            if self._prefix is None:
+                return self._scratch
             target = self._head if self._head is not None else self._body
             if target is not None and target.left >= DIRECT_BYTES:
                 room = target.destination()
@@ -118,7 +120,7 @@ class Reader:
 
     def filled(self, room: memoryview, count: int) -> None:
         """`count` bytes were read into `room`, which `space` gave."""
-        if room.obj is self._scratch.obj:
+        if room is self._scratch or room.obj is self._scratch.obj:
             self._end += count
         elif self._head is not None:
             self._head.filled(count)

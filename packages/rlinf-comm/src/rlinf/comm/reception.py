@@ -43,10 +43,10 @@ class Reception:
 
     def on_frame(self, link: Link, frame: Incoming) -> None:
         """Sort a frame: payload goes up, the rest is for us."""
-        if not link.authenticated:
+        peer = link.state
+        if not isinstance(peer, Peer):
             self.greeter.frame(link, frame)
             return
-        peer = self._by_link[link.number]
         if frame.credit:
             peer.window.give(frame.credit)
             if peer.waiting:

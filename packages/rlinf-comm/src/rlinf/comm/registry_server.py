@@ -160,9 +160,7 @@ class RegistryServer(MemoryRegistry):
                 request.fail(error)
 
         if timeout_s is not None and not found.done():
-            self._caller.patience.expire(
-                found, timeout_s, lambda said, limit: self.unknown(id, limit)
-            )
+            self._caller.patience.expire_with(found, timeout_s, lambda: self.unknown(id, timeout_s))
         found.add_done_callback(answer)
 
     def _serve_members(self, request: Request) -> None:

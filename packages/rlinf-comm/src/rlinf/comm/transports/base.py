@@ -49,6 +49,7 @@ class Link(ABC):
         peer: Who is at the other end; set by the handshake.
         epoch: The incarnation of the peer; set by the handshake.
         authenticated: Whether the handshake is done.
+        state: What its owner remembers of it.
         clean: Whether the peer has said goodbye.
         unsent: Frames that had not left whole when the link was lost.
     """
@@ -63,6 +64,7 @@ class Link(ABC):
         self.peer: WorkerId | None = None
         self.epoch = 0
         self.authenticated = False
+        self.state: object = None
         self.clean = False
         self.unsent: list[Outgoing] = []
 

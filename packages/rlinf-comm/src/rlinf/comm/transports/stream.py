@@ -160,7 +160,7 @@ class StreamLink(Link):
     # -- reading, on the dispatching thread ----------------------------------------------------
 
     def _ready(self, flags: int) -> None:
-        if flags & WRITE and not self._gone:
+        if flags != READ and flags & WRITE and not self._gone:
             if self._connecting and not self._connected():
                 return
             with self._out:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rlinf.comm import (
     AuthenticationError,
     CommConfig,
     Endpoint,
+    EndpointClosed,
     Lost,
     MemoryRegistry,
     PeerLost,
@@ -37,6 +39,10 @@ TCP = CommConfig(backend_priority=("tcp",))
 def registry():
     with RegistryServer() as server:
         yield server
+
+
+def descriptors_open():
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def silent(endpoint):
@@ -392,11 +398,11 @@ def test_closing_leaves_no_descriptor_and_no_thread():
     for number in range(6):
         one_round(number)
     gc.collect()
-    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+    descriptors, threads = descriptors_open(), threading.active_count()
     for number in range(30):
         one_round(number)
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= descriptors  # noqa: PTH208
+    assert descriptors_open() <= descriptors
     assert threading.active_count() <= threads
 
 
@@ -408,6 +414,22 @@ def test_an_idle_connected_endpoint_uses_no_cpu(registry):
         before = time.process_time()
         threading.Event().wait(1.0)
         assert time.process_time() - before < 0.05
+
+
+def test_an_endpoint_may_be_closed_by_its_own_handler():
+    registry = MemoryRegistry()
+    descriptors = descriptors_open()
+    with Endpoint("a/0", registry=registry, config=TCP) as a:
+        b = Endpoint("b/0", registry=registry, config=TCP)
+        closed = threading.Event()
+        b.serve("close", lambda request: (b.close(), closed.set()))
+        call = a.call("close", None, to="b/0")
+        assert closed.wait(10)
+        with pytest.raises(PeerLost):
+            call.result(10)
+        with pytest.raises(EndpointClosed):
+            b.recv()
+    eventually(lambda: descriptors_open() <= descriptors)
 
 
 def test_a_thread_peer_runs_the_same_programs(registry):

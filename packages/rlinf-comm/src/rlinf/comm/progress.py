@@ -263,8 +263,8 @@ class Loop:
         with self._mutex:
             if self._closed:
                 return
-            self.poller.kick()
             self._closed = True
+            self.poller.kick()
             if self._parked:
                 self._parked = False
                 self._rest.release()

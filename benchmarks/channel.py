@@ -22,6 +22,8 @@ from rlinf.comm import CommConfig, Endpoint, RegistryClient, RegistryServer
 
 PATIENCE_S = 120.0
 BATCH = 64
+BOUNDED = ChannelConfig(buffer_size="128MB")
+"""A producer may be that far ahead; more would measure how fast the system hands out memory."""
 SHM = CommConfig(backend_priority=("shm",))
 
 Pipe = Connection
@@ -137,7 +139,7 @@ class Rlinf(Team):
         self._producers = [self.enlist(produce, rank, *where) for rank in range(producers)]
         self._me = Endpoint("producer/9", registry=self._registry, config=SHM)
         self._channels = {
-            "": Channel.create("usual", self._me),
+            "": Channel.create("usual", self._me, BOUNDED),
             "one by one": Channel.create(
                 "one by one", self._me, ChannelConfig(put_window_items=0, prefetch_items=1)
             ),

@@ -85,6 +85,7 @@ def test_q7_a_consumer_killed_with_a_lease_loses_nothing(rig: Rig, test: Endpoin
         assert test.recv() == "holding"
         assert channel.statistics().leased_items == 4
         process.kill()
+        eventually(lambda: channel.statistics().leased_items == 0)
         assert [number_of(channel.get()) for _ in range(6)] == list(range(6))
     assert channel.statistics().redelivered_items == 4
 

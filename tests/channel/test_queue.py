@@ -345,6 +345,31 @@ def test_what_was_brought_along_is_called_back_when_others_wait():
     assert state.redelivered_items == 0 and state.depth == 1
 
 
+def test_one_item_brought_along_is_called_back_until_it_comes():
+    q = Driver()
+    q.put("a")
+    q.take(A, max_items=3, wait=False)
+    q.take(B)
+    for _ in range(3):
+        q.now = q.queue.wake_at
+        assert q.step(Tick()) == [Recall(A)]
+        assert q.step(Recalled(A)) == [], "it was on its way when the question came"
+    assert q.now < 1.0
+    assert names(q.step(Recalled(A, (0,)))) == ["a"]
+
+
+def test_who_got_what_it_asked_for_keeps_it():
+    q = Driver()
+    q.put("a", "b")
+    q.take(A, max_items=3, wait=False)
+    q.settle((0, 1))
+    q.put("c")
+    q.take(A)
+    q.take(B)
+    q.now = 20.0
+    assert q.step(Tick()) == []
+
+
 def test_an_answer_at_once_is_an_answer_even_if_it_is_empty():
     q = Driver()
     (delivered,) = q.take(wait=False)

@@ -10,8 +10,10 @@ itself, or a parcel: the number of its parts, their sizes, then header and buffe
 """
 
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.messages import Item
@@ -75,6 +77,22 @@ def unpack(cargo: Cargo, *, allow_pickle: bool = True) -> object:
     if kind == RAW:
         return bytes(content[:nbytes])
     return _parcel(content).open(allow_pickle=allow_pickle)
+
+
+def detach(cargo: Cargo, empty: Callable[[int, type], Any]) -> Cargo:
+    """A large item in memory of its own, made by `empty(nbytes, dtype)`, as `Endpoint.empty`.
+
+    It may wait then, while the original changes; where the transport has shared memory it is sent
+    from there without a further copy.
+    """
+    kind, nbytes, parcel = cargo
+    assert isinstance(parcel, Parcel)
+    copies: list[memoryview] = []
+    for buffer in parcel.buffers:
+        copy = empty(buffer.nbytes, np.uint8)
+        copy[:] = np.frombuffer(buffer, np.uint8)
+        copies.append(memoryview(copy))
+    return kind, nbytes, Parcel(parcel.header, tuple(copies))
 
 
 class Loading:

@@ -44,7 +44,7 @@ class ChannelConfig:
     living consumer renews by itself, however long it computes."""
     put_window_items: int = 1024
     """Items a producer may have on their way, not yet acknowledged; 0: each put waits."""
-    put_window_bytes: int | str = "16MB"
+    put_window_bytes: int | str = "8MB"
     """Bytes a producer may have on their way, not yet acknowledged."""
     prefetch_items: int = 256
     """Most items one get may bring along for the next ones; 1 turns prefetching off."""

@@ -26,6 +26,8 @@ class Consumer:
         "leased",
         "name",
         "rate",
+        "recall_at",
+        "recall_in_s",
         "redelivered",
         "seen_at",
         "weight",
@@ -45,7 +47,9 @@ class Consumer:
         self.redelivered = 0
         self.rate: float | None = None
         self.brought = False
-        """It was given more than it asked for, and has not been asked to give that back."""
+        """It was given more than it asked for, since it last held nothing."""
+        self.recall_at = now
+        self.recall_in_s = 0.0
 
     def load(self, ready: bool, now: float) -> ConsumerLoad:
         """The view a policy gets."""

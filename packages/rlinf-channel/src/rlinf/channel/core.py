@@ -44,10 +44,12 @@ from rlinf.channel.policy import ItemLoad, Policy, make_policy
 from rlinf.channel.statistics import ChannelStatistics
 
 RECALL_AFTER_S = 0.005
-"""A consumer which was given several items keeps them this long before others may ask for them."""
+"""A consumer which was given more than it asked for keeps that for so long before others, who wait
+with nothing to do, may ask for it. If they get nothing they ask again, four times as late."""
+RECALL_AT_MOST_S = 1.0
 HOLD_RECHECK_S = 0.05
 """How often an item that a policy keeps for a busy consumer is considered again."""
-PREFETCH_BYTES = 16 * 2**20
+PREFETCH_BYTES = 4 * 2**20
 """One delivery brings along no more than this beyond the item asked for."""
 
 
@@ -298,7 +300,10 @@ class Queue:
         items = self._lanes.take_first(count, take.key) if count else []
         consumer = self._consumers.see(take.consumer, now)
         tag = self._consumers.give(consumer, items, now)
-        consumer.brought = not take.full and len(items) > 1
+        if not take.full and (len(items) > 1 or not take.wait):
+            consumer.brought = True
+            consumer.recall_in_s = RECALL_AFTER_S
+            consumer.recall_at = now + RECALL_AFTER_S
         self.wake_at = min(self.wake_at, consumer.expires_at)
         return Delivered(take.request, take.consumer, tag, items)
 
@@ -316,14 +321,13 @@ class Queue:
             return
         asking = {take.consumer for take in self._waiting.values()}
         for consumer in self._consumers.known.values():
-            if not consumer.brought or len(consumer.leased) < 2 or consumer.id in asking:
+            if not consumer.brought or not consumer.leased or consumer.id in asking:
                 continue
-            due = consumer.granted_at + RECALL_AFTER_S
-            if due <= now:
-                consumer.brought = False
+            if consumer.recall_at <= now:
                 commands.append(Recall(consumer.id))
-            else:
-                self.wake_at = min(self.wake_at, due)
+                consumer.recall_in_s = min(4 * consumer.recall_in_s, RECALL_AT_MOST_S)
+                consumer.recall_at = now + consumer.recall_in_s
+            self.wake_at = min(self.wake_at, consumer.recall_at)
 
     def _finish(self, consumer: Consumer, tags: Sequence[int], outcome: Outcome, now: float) -> int:
         """Settle tags; how many of them the consumer did not hold."""

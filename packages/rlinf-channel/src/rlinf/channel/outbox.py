@@ -1,8 +1,8 @@
 """The producer's side of a channel: numbered items on their way to the server, within a window.
 
-A lone item leaves at once. While messages are on their way, further small items are gathered and
-leave together, when the next acknowledgement comes or the gathered block is full, whichever is
-first: no timer, and no item waits for one that may never come.
+A lone item leaves at once. While messages are on their way, further items are gathered and leave
+together, when the next acknowledgement comes or the message is full, whichever is first: no
+timer, and no item waits for one that may never come.
 """
 
 import logging
@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 
-from rlinf.channel.batching import LARGE, Cargo, Loading
+from rlinf.channel.batching import LARGE, Cargo, Loading, detach
 from rlinf.channel.errors import ChannelClosed, ChannelError, Full, ItemTooLarge, ServerLost
 from rlinf.channel.link import GRACE_S, Link, Reply
 from rlinf.channel.session import Session
@@ -20,9 +20,9 @@ from rlinf.comm.handle import Handle, TimeoutLike
 
 log = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 22
 BLOCK_ITEMS = 256
-ON_THE_WAY = 3
+ON_THE_WAY = 1
 """Messages sent ahead of their acknowledgements before small items are gathered instead."""
 
 
@@ -75,6 +75,9 @@ class Outbox:
             ChannelClosed, ServerLost: Of this item or, noticed only now, of earlier ones.
         """
         nbytes = cargo[1]
+        waits = cargo[0] != LARGE
+        if not waits and len(self._on_the_way) >= ON_THE_WAY and 2 * nbytes < BLOCK_BYTES:
+            cargo, waits = detach(cargo, self._link.endpoint.empty), True
         with self._lock:
             if self._failed is not None:
                 raise self._failed
@@ -86,7 +89,7 @@ class Outbox:
                 message.items.add(cargo, weight, key)
                 self._next += 1
                 self._items, self._nbytes = items, held
-                if cargo[0] != LARGE and not self._is_full(message):
+                if waits and not self._is_full(message):
                     return
                 self._seal()
             else:

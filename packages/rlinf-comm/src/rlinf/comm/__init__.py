@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from rlinf.comm.events import (
         ChromeTraceSink,
+        Closing,
         Connected,
         Disconnected,
         Event,
@@ -60,6 +61,7 @@ __all__ = [
     "Cancelled",
     "Choice",
     "ChromeTraceSink",
+    "Closing",
     "CodecError",
     "CommConfig",
     "CommError",
@@ -113,6 +115,7 @@ _MODULES = {
     "endpoint": ("Endpoint", "EndpointStatistics"),
     "events": (
         "ChromeTraceSink",
+        "Closing",
         "Connected",
         "Disconnected",
         "Event",

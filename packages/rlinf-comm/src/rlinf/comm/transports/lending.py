@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 SHARE = 2  # a receiver that holds more than 1/SHARE of the pool gets private copies
 SMALL_BYTES = 1 << 16  # smaller ones are copied even where they lie in shared memory
-GROUP_BYTES = 1 << 18  # smaller ones share a place, up to this much together
+GROUP_BYTES = 1 << 19  # smaller ones share a place, up to this much together
+LONG_BYTES = 1 << 18  # copying so much takes long enough to let other threads run
 ALIGN = 64
 
 
@@ -116,9 +117,9 @@ class Stock:
         memory = lent.array.data
         for buffer in group:
             size = buffer.nbytes
-            if size < SMALL_BYTES:
+            if size < LONG_BYTES:
                 memory[start : start + size] = buffer
-            else:  # lets other threads run meanwhile
+            else:
                 np.copyto(lent.array[start : start + size], np.frombuffer(buffer, np.uint8))
             places.append(Placed(lent.segment, lent.offset + start, size, lent.array))
             start += size + -size % ALIGN

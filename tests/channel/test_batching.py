@@ -7,19 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf.channel.batching import (
-    LARGE,
-    RAW,
-    SMALL,
-    SMALL_BYTES,
-    Crate,
-    cargos,
-    collect,
-    load,
-    pack,
-    shelve,
-    unpack,
-)
+from rlinf.channel.batching import Crate, cargos, collect, load, shelve
+from rlinf.channel.cargo import ARRAY, LARGE, RAW, SMALL, SMALL_BYTES, pack, unpack
 from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.tags import expand, ranges
 from rlinf.comm import join, split
@@ -78,9 +67,41 @@ def test_runs_of_neighbours_are_one_piece() -> None:
 
 def test_kinds_by_size() -> None:
     assert pack(b"x")[0] == RAW
-    assert pack(np.zeros(10))[0] == SMALL
+    assert pack(np.zeros(10))[0] == ARRAY
+    assert pack([np.zeros(10)])[0] == SMALL
     assert pack(np.zeros(SMALL_BYTES))[0] == LARGE
     assert pack(b"x" * (SMALL_BYTES + 1))[0] == LARGE
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=np.int16).reshape(3, 4),
+        np.arange(12.0).reshape(3, 4).T,
+        np.array(7.5),
+        np.zeros((0, 3), np.float32),
+        np.array([True, False]),
+        np.arange(4, dtype=">i4"),
+        np.arange(3, dtype=np.complex64),
+        np.zeros((1,) * 9),
+        np.array(["a", "bc"]),
+        np.zeros(3, [("x", "f4"), ("y", "i8")]),
+        np.arange(100.0)[::7],
+    ],
+    ids=lambda array: f"{array.dtype.str}-{array.shape}",
+)
+def test_small_arrays_of_all_kinds(array: np.ndarray) -> None:
+    (back,) = values(travel(close([(array, 1.0, None)])))
+    assert type(back) is np.ndarray and back.shape == array.shape and (back == array).all()
+    assert back.dtype == array.dtype
+
+
+@given(st.binary(max_size=64), st.integers(0, 64))
+def test_malformed_arrays_are_refused(piece: bytes, nbytes: int) -> None:
+    try:
+        unpack((ARRAY, nbytes, piece))
+    except ValueError:
+        return
 
 
 def test_small_arrays_are_aligned_and_writable() -> None:

@@ -1,37 +1,19 @@
-"""Many items in one message: small ones share a block of bytes, large ones travel as parcels.
+"""Many items in one message: small ones share a block of bytes, large ones travel beside it.
 
-A small item (all of it within `SMALL_BYTES`) is copied into the block and costs no codec on the
-way. The server never looks inside: it knows where in which block an item lies, and joins the
-pieces of many producers' blocks into the block of one delivery, whole runs at a time. A large
-item stays a closed `Parcel`, whose buffers the transport moves by reference where it can.
-
-An item's piece of a block is padded to 16 bytes. It is either the bytes of a `bytes` object
-itself, or a parcel: the number of its parts, their sizes, then header and buffers, each padded.
+The server never looks inside: it knows where in which block an item lies, and joins the pieces of
+many producers' blocks into the block of one delivery, whole runs at a time.
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
-
+from rlinf.channel.cargo import LARGE, Bytes, Cargo
 from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.messages import Item
 from rlinf.comm.codec import Parcel
 
-SMALL_BYTES = 4096
-ALIGN = 16
-
 _ROW = struct.Struct("<dQIB")
-_COUNT = struct.Struct("<I")
-_PADDING = tuple(bytes(n) for n in range(ALIGN))
-
-RAW, SMALL, LARGE = 0, 1, 2
-
-Bytes = bytes | bytearray | memoryview
-
-Cargo = tuple[int, int, "Bytes | Parcel"]
-"""One closed item at a client: its kind, its size without padding, its piece or parcel."""
 
 Loaded = tuple[Cargo, float, str | None]
 """A closed item with its weight and key."""
@@ -48,51 +30,6 @@ class Crate(NamedTuple):
     """The large items, in order."""
     keys: list[str | None] | None
     """The key of each item; None if none has one."""
-
-
-def pack(value: object, *, allow_pickle: bool = True) -> Cargo:
-    """Close an object. A small one is copied; a large one is still a view on its memory.
-
-    Raises:
-        CodecError: It cannot be encoded.
-    """
-    if type(value) is bytes and len(value) <= SMALL_BYTES:
-        return RAW, len(value), value + _PADDING[-len(value) % ALIGN]
-    parcel = Parcel.pack(value, allow_pickle=allow_pickle)
-    if parcel.nbytes > SMALL_BYTES:
-        return LARGE, parcel.nbytes, parcel
-    return SMALL, parcel.nbytes, _flatten(parcel)
-
-
-def unpack(cargo: Cargo, *, allow_pickle: bool = True) -> object:
-    """Open an item. A small one gets memory of its own; a large one keeps what it arrived in.
-
-    Raises:
-        CodecError: It cannot be decoded here.
-        ValueError: Its piece is malformed.
-    """
-    kind, nbytes, content = cargo
-    if isinstance(content, Parcel):
-        return content.open(allow_pickle=allow_pickle)
-    if kind == RAW:
-        return bytes(content[:nbytes])
-    return _parcel(content).open(allow_pickle=allow_pickle)
-
-
-def detach(cargo: Cargo, empty: Callable[[int, type], Any]) -> Cargo:
-    """A large item in memory of its own, made by `empty(nbytes, dtype)`, as `Endpoint.empty`.
-
-    It may wait then, while the original changes; where the transport has shared memory it is sent
-    from there without a further copy.
-    """
-    kind, nbytes, parcel = cargo
-    assert isinstance(parcel, Parcel)
-    copies: list[memoryview] = []
-    for buffer in parcel.buffers:
-        copy = empty(buffer.nbytes, np.uint8)
-        copy[:] = np.frombuffer(buffer, np.uint8)
-        copies.append(memoryview(copy))
-    return kind, nbytes, Parcel(parcel.header, tuple(copies))
 
 
 class Loading:
@@ -247,32 +184,3 @@ def _rows(message: Crate) -> list[tuple[float, int, int, int]]:
             f"{len(message.block)} bytes, {len(message.parcels)} parcels, {keys} keys"
         )
     return rows
-
-
-def _flatten(parcel: Parcel) -> bytes:
-    parts: list[Bytes] = [parcel.header, *parcel.buffers]
-    head = struct.pack(f"<I{len(parts)}I", len(parts), *map(len, parts))
-    padded: list[Bytes] = []
-    for part in (head, *parts):
-        padded.append(part)
-        padded.append(_PADDING[-len(part) % ALIGN])
-    return b"".join(padded)
-
-
-def _parcel(content: Bytes) -> Parcel:
-    """The parcel in a piece, in memory of its own: the block can go, and arrays are writable."""
-    own = memoryview(bytearray(content))
-    try:
-        (count,) = _COUNT.unpack_from(own)
-        sizes = struct.unpack_from(f"<{min(count, len(own))}I", own, 4)
-    except struct.error as error:
-        raise ValueError(f"malformed item: {error}") from None
-    at = 4 + 4 * count
-    at += -at % ALIGN
-    parts: list[memoryview] = []
-    for size in sizes:
-        parts.append(own[at : at + size])
-        at += size + -size % ALIGN
-    if not parts or at != len(own):
-        raise ValueError(f"malformed item: {count} parts of {at} bytes in {len(own)}")
-    return Parcel(bytes(parts[0]), tuple(parts[1:]))

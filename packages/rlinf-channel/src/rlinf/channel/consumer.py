@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlinf.channel.batching import Cargo, unpack
+from rlinf.channel.cargo import Cargo, unpack
 from rlinf.channel.errors import ChannelClosed, InvalidConfig, Timeout
 from rlinf.channel.inbox import Inbox, Wish
 from rlinf.channel.lease import Lease

@@ -63,10 +63,6 @@ class Consumer:
             self.busy_since = now
         self.leased.update(enumerate(items, start=tag))
         self.weight += sum([item.weight for item in items])
-        for item in items:
-            item.deliveries += 1
-            if item.deliveries > 1:
-                self.redelivered += 1
         self.granted_at = now
 
     def take_back(self, tags: Iterable[int], now: float) -> list[Item]:
@@ -74,9 +70,10 @@ class Consumer:
         leased = self.leased
         items = [item for tag in tags if (item := leased.pop(tag, None)) is not None]
         if items:
-            taken = sum([item.weight for item in items])
-            self.weight = self.weight - taken if leased else 0.0
-            if not leased:
+            if leased:
+                self.weight -= sum([item.weight for item in items])
+            else:
+                self.weight = 0.0
                 self.idle_since = now
                 self.brought = False
         return items

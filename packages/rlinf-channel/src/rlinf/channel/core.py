@@ -49,8 +49,8 @@ with nothing to do, may ask for it. If they get nothing they ask again, four tim
 RECALL_AT_MOST_S = 1.0
 HOLD_RECHECK_S = 0.05
 """How often an item that a policy keeps for a busy consumer is considered again."""
-PREFETCH_BYTES = 4 * 2**20
-"""One delivery brings along no more than this beyond the item asked for."""
+PREFETCH_BYTES = 8 * 2**20
+"""One delivery brings along about as much as this, reckoned by the usual size of an item."""
 
 
 class Queue:
@@ -67,6 +67,8 @@ class Queue:
         self._consumers = Consumers(config.lease_s)
         self._waiting: dict[int, Take] = {}
         self._acknowledged = self._rejected = self._redelivered = 0
+        self._returned = 0
+        """Items that went back and are queued again (or more, never less)."""
         self._handlers: dict[type, Callable[..., list[Command]]] = {
             Put: self._on_put,
             Take: self._on_take,
@@ -174,9 +176,7 @@ class Queue:
     def _on_recalled(self, recalled: Recalled, now: float) -> list[Command]:
         consumer = self._consumers.see(recalled.consumer, now)
         items = self._consumers.take_back(consumer, recalled.tags, now)
-        for item in items:
-            item.deliveries -= 1  # it was never begun, so giving it to another is no redelivery
-        self._lanes.restore(items)
+        self._lanes.restore(items)  # never begun, so giving it to another is no redelivery
         return []
 
     def _on_gone(self, gone: Gone, now: float) -> list[Command]:
@@ -270,12 +270,8 @@ class Queue:
         busy = sum(1 for consumer in self._consumers.known.values() if consumer.leased)
         share = math.ceil(len(lane) / max(1, busy, len(self._waiting)))
         most = min(share, len(lane) if take.max_items is None else take.max_items)
-        nbytes = 0
-        for count, item in enumerate(lane, start=1):
-            nbytes += item.nbytes
-            if count >= most or nbytes >= PREFETCH_BYTES:
-                return count
-        return most
+        usual = self._intake.held_bytes / (len(self._lanes) + self._consumers.leased_items)
+        return max(1, min(most, int(PREFETCH_BYTES / max(usual, 1.0))))
 
     def _choose(self, ready: list[Take], now: float) -> Take | None:
         """The request to serve next by the policy, or None if the item waits for a busy one."""
@@ -299,6 +295,10 @@ class Queue:
     def _give(self, take: Take, count: int, now: float) -> Delivered:
         items = self._lanes.take_first(count, take.key) if count else []
         consumer = self._consumers.see(take.consumer, now)
+        if self._returned:
+            again = sum([item.returns > 0 for item in items])
+            consumer.redelivered += again
+            self._returned = max(0, self._returned - again)
         tag = self._consumers.give(consumer, items, now)
         if not take.full and (len(items) > 1 or not take.wait):
             consumer.brought = True
@@ -355,6 +355,9 @@ class Queue:
 
     def _restore(self, items: list[Item]) -> None:
         self._redelivered += len(items)
+        self._returned += len(items)
+        for item in items:
+            item.returns += 1
         self._lanes.restore(items)
 
     def _deadline(self) -> float:

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from rlinf.channel.batching import Cargo, Crate, cargos
+from rlinf.channel.batching import Crate, cargos
+from rlinf.channel.cargo import Cargo
 from rlinf.channel.errors import ChannelError, LeaseLost, ServerLost, Timeout
 from rlinf.channel.link import GRACE_S, Link, Reply, Through
 from rlinf.channel.messages import Outcome

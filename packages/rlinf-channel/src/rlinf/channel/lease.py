@@ -5,7 +5,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rlinf.channel.batching import Cargo, Loading, pack, unpack
+from rlinf.channel.batching import Loading
+from rlinf.channel.cargo import Cargo, pack, unpack
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
 from rlinf.channel.inbox import Inbox, Tagged
 from rlinf.channel.link import GRACE_S, Link

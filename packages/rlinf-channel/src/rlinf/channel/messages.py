@@ -24,7 +24,7 @@ class ClientId(NamedTuple):
 class Item:
     """One item in the queue. The payload is opaque to the core and is never looked at."""
 
-    __slots__ = ("deliveries", "key", "nbytes", "order", "payload", "weight")
+    __slots__ = ("key", "nbytes", "order", "payload", "returns", "weight")
 
     def __init__(self, payload: object, weight: float, key: str | None, nbytes: int) -> None:
         self.payload = payload
@@ -33,7 +33,8 @@ class Item:
         self.nbytes = nbytes
         self.order = 0
         """Position in the channel, set on admission; kept when the item is redelivered."""
-        self.deliveries = 0
+        self.returns = 0
+        """How often it went back to the queue after a consumer had it."""
 
     def __repr__(self) -> str:
         return f"Item(order={self.order}, weight={self.weight:g}, key={self.key!r})"

@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 
-from rlinf.channel.batching import LARGE, Cargo, Loading, detach
+from rlinf.channel.batching import Loading
+from rlinf.channel.cargo import LARGE, Cargo, detach
 from rlinf.channel.errors import ChannelClosed, ChannelError, Full, ItemTooLarge, ServerLost
 from rlinf.channel.link import GRACE_S, Link, Reply
 from rlinf.channel.session import Session

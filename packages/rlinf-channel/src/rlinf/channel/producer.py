@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from rlinf.channel.batching import Loading, pack
+from rlinf.channel.batching import Loading
+from rlinf.channel.cargo import pack
 from rlinf.channel.errors import Full, InvalidWeight
 from rlinf.channel.link import Link
 from rlinf.channel.outbox import BLOCK_BYTES, BLOCK_ITEMS, Outbox

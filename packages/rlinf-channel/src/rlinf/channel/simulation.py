@@ -176,7 +176,7 @@ class World:
             holder = self.holders.get(where)
             assert holder is None, f"{where} goes to {delivered.consumer}, but {holder} has it"
             self.holders[where] = delivered.consumer
-            self.counts["redelivered"] += item.deliveries > 1
+            self.counts["redelivered"] += item.returns > 0
             if where not in self._seen:
                 self._seen.add(where)
                 self._check_order(channel, item)

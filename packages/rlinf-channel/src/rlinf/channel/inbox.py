@@ -71,6 +71,9 @@ class Inbox:
         """The request for items to bring along, while it is on its way."""
         self._waiting = 0
         self._pace = Pace(link.config)
+        self._enough = 0
+        """With so many items here no more are asked for: half of what came last. Where they come
+        one by one, a get that waits is as quick as one that asks ahead."""
         self._confirmed_at = time.monotonic()
         self._failed: ChannelError | None = None
         session.add(link.number, self)
@@ -88,7 +91,7 @@ class Inbox:
                 stale = self._drop_local()  # after such a pause it has gone to others
             elif local and key is None:
                 cargo = self._begin()
-                if len(local) * 2 >= self._pace.credit or self._ahead is not None:
+                if len(local) >= self._enough or self._ahead is not None:
                     return cargo
                 self._pace.asks()
             else:
@@ -240,6 +243,10 @@ class Inbox:
         self._pace.used += 1
         return cargo
 
+    def _take_in(self, items: Sequence[Tagged]) -> None:
+        self._local.extend(items)
+        self._enough = len(self._local) // 2
+
     def _drop_local(self) -> list[int]:
         tags = [tag for tag, _ in self._local]
         self._local.clear()
@@ -328,7 +335,7 @@ class Inbox:
                     ((tag, cargo),) = items
                     self._begun.append(tag)
                     return cargo
-                self._local.extend(items)
+                self._take_in(items)
                 if self._local:
                     return self._begin()
 
@@ -347,7 +354,7 @@ class Inbox:
                 return
             ask.absorbed = True
             try:
-                self._local.extend(self._read(ask, "get"))
+                self._take_in(self._read(ask, "get"))
             except (ChannelError, CommError):
                 return  # the next request will say so itself
 

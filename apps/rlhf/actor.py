@@ -1,7 +1,9 @@
 """The trainer of this app: it can warm up on demonstrations before it learns from rewards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import torch
 from settings import RlhfConfig, SftConfig
 from tasks import Task
 
@@ -10,6 +12,20 @@ from rlinf.workers.hosts import TrainerWorker
 from rlinf.workers.roles import Group
 
 __all__ = ["Actor"]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums of several threads round differently, and many steps make a difference large.
+
+    With one, every plan starts from the same weights, and runs can be compared.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Actor(TrainerWorker):
@@ -21,6 +37,10 @@ class Actor(TrainerWorker):
         Returns that share of right answers, 0 to 1, as it was measured last.
         """
         sft, task = config.sft, config.make_task()
+        with _one_thread():
+            return self._warm_up(config, sft, task)
+
+    def _warm_up(self, config: RlhfConfig, sft: SftConfig, task: Task) -> float:
         batches = task.demonstrations(config.seed, sft.batch)
         look = self._look(config, sft, task)
         accuracy = look(0)

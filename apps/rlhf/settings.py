@@ -7,19 +7,17 @@ from typing import Literal
 from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenizer
 
 from rlinf.comm import CommConfig
-from rlinf.sched import FlowGraph
-from rlinf.workers import ClusterConfig
+from rlinf.workers import ClusterConfig, PlanningConfig
+from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.torch_generate import GenerateConfig
 from rlinf.workers.engines.torch_trainer import TrainerConfig
 from rlinf.workers.roles import RewardEngine, Sampling
 
-__all__ = ["CONFIG", "FLOW", "RlhfConfig", "RolloutConfig", "SftConfig"]
+__all__ = ["CONFIG", "RlhfConfig", "RolloutConfig", "SftConfig"]
 
 CONFIG = Path(__file__).with_name("config.yaml")
-FLOW = FlowGraph.chain("rollout", "trainer")
-"""The stages that need devices of their own; scoring by rule runs beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class RlhfConfig:
     Attributes:
         model: A preset of config.yaml, or the path of a transformers model folder.
         launcher: ray: a process a worker; inline: all in this process.
-        plan: temporal, spatial, or the path of a saved plan.
+        plan: temporal, spatial, auto, or the path of a saved plan.
         steps: Optimiser steps.
         seed: Of weights, prompts, demonstrations and sampling.
         folder: Where the run is written; runs/rlhf/<time> by default.
@@ -91,8 +89,12 @@ class RlhfConfig:
     sft: SftConfig = field(default_factory=SftConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    scheduling: PlanningConfig = field(default_factory=PlanningConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     communication: CommConfig = field(default_factory=CommConfig)
+
+    def __post_init__(self) -> None:
+        Choice.of(self.plan)
 
     def model_spec(self, dtype: Literal["float32", "bfloat16"] = "float32") -> ModelSpec:
         """The model to build."""

@@ -48,7 +48,7 @@ class Counter(Worker):
         return (item for item in [lambda: 0])
 
     def cores(self) -> int:
-        return self.context.threads
+        return self.context.place.threads
 
 
 class Picky(Worker):

@@ -12,14 +12,15 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 from rlinf.channel import Channel, ChannelBusy, ChannelConfig, ChannelError
 from rlinf.comm import CommConfig, CommError, Endpoint, Handle
+from rlinf.sched import Placement
 from rlinf.workers.controller import Controller
 from rlinf.workers.devices import check_local, device_names, local_cores
 from rlinf.workers.errors import ClusterClosed, ConfigError, WorkerError
@@ -30,9 +31,27 @@ from rlinf.workers.records import RecordSink, StageReport
 from rlinf.workers.server import CHANNELS, ServerProgram
 from rlinf.workers.supervision import Limits, WorkerStatistics
 
-__all__ = ["Cluster", "ClusterConfig"]
+__all__ = ["Cluster", "ClusterConfig", "Movable"]
 
 log = logging.getLogger(__name__)
+
+
+class Movable(Protocol):
+    """A launched group, as far as whoever plans is concerned.
+
+    Attributes:
+        name: Its name.
+        managed: It was launched without a placement and wants one.
+    """
+
+    name: str
+    managed: bool
+
+    def __len__(self) -> int:
+        """Its number of ranks."""
+
+    def move(self, placement: Placement, batch: int | None = None) -> Handle[list[Any]]:
+        """Compute there from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +116,7 @@ class Cluster:
         config = config or ClusterConfig()
         self.config = config if devices is None else replace(config, devices=devices)
         self.comm = comm
-        self._names: set[str] = set()
+        self._groups: dict[str, Movable] = {}
         self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._channels: dict[str, tuple[int, Channel]] = {}
@@ -187,12 +206,20 @@ class Cluster:
 
     # -- for groups -------------------------------------------------------------------------------
 
-    def claim(self, name: str) -> None:
-        """Take a group name. Raises `ConfigError` where it is taken."""
+    def claim(self, group: Movable) -> None:
+        """Take in a group. Raises `ConfigError` where its name is taken."""
         with self._lock:
-            if name in self._names:
-                raise ConfigError(f"the cluster has a group {name!r} already: give another name")
-            self._names.add(name)
+            if group.name in self._groups:
+                raise ConfigError(
+                    f"the cluster has a group {group.name!r} already: give another name"
+                )
+            self._groups[group.name] = group
+
+    @property
+    def groups(self) -> Mapping[str, Movable]:
+        """The groups that were launched, by name, in that order."""
+        with self._lock:
+            return dict(self._groups)
 
     def iteration(self, channel: str, default: int) -> int:
         """The iteration that a channel belongs to."""

@@ -21,7 +21,7 @@ from rlinf.comm.errors import CodecError, RemoteError
 from rlinf.workers import supervision as sv
 from rlinf.workers.errors import Aborted, ClusterClosed, StartError, WorkerError
 from rlinf.workers.launch.base import Launcher, Process, Program
-from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Probe, Shutdown
+from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Move, Probe, Shutdown
 
 __all__ = ["Controller", "Factory"]
 
@@ -49,7 +49,7 @@ class _Pending:
     """A call somebody waits for."""
 
     worker: str
-    call: Call
+    call: Call | Move
     handle: Handle[Any]
     value: Any = None
     error: BaseException | None = None
@@ -102,7 +102,7 @@ class Controller:
         """Done once the worker has started for the first time; fails with the job's failure."""
         return self._seats[worker].started
 
-    def submit(self, worker: str, call: Call, what: str) -> Handle[Any]:
+    def submit(self, worker: str, call: Call | Move, what: str) -> Handle[Any]:
         """Call a worker, as soon as it has started; sent again should it die and be restarted.
 
         The handle fails with what the method raised, `WorkerDied`, `Aborted` or `ClusterClosed`.

@@ -75,6 +75,8 @@ class RolloutWorker(Worker):
 class RewardWorker(Worker):
     """Scores groups with the engine that `make()` gives, called where the worker runs."""
 
+    host_only = True
+
     def __init__(self, make: "Callable[[], RewardEngine]") -> None:
         self._engine = make()
 

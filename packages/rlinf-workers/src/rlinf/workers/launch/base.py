@@ -20,11 +20,11 @@ class Link:
 
     Attributes:
         registry: Where it finds everybody else.
-        own_process: Whether it is alone in its process, and may set the process's affinity.
+        cores: The CPU cores it may pin its process to; empty where others share its process.
     """
 
     registry: Registry
-    own_process: bool
+    cores: tuple[int, ...] = ()
 
 
 class Program(Protocol):
@@ -36,11 +36,13 @@ class Program(Protocol):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices it computes on; they decide the node and the number of threads."""
+        """Devices it computes on; they decide the node."""
 
     @property
-    def threads(self) -> int:
-        """Threads it should compute with."""
+    def cores(self) -> tuple[int, ...]:
+        """Those of its devices that are CPU cores: their indexes among the ones it may use.
+
+        It computes with as many threads, one at least."""
 
     def run(self, link: Link) -> None:
         """Work until told to end; called on the main thread of the process."""

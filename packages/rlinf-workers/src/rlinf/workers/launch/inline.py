@@ -30,7 +30,7 @@ class InlineLauncher(Launcher):
 
     def start(self, program: Program, ended: Ended) -> Process:
         """Start the program on a thread of its own."""
-        thread = _Thread(program, Link(self.registry, own_process=False), ended)
+        thread = _Thread(program, Link(self.registry), ended)
         self._threads.append(thread)
         return thread
 

@@ -25,6 +25,7 @@ from rlinf.comm import RegistryClient, RegistryServer
 from rlinf.comm.host import host_id
 from rlinf.workers.devices import Node, node_of
 from rlinf.workers.errors import StartError
+from rlinf.workers.launch.affinity import pin
 from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
 from rlinf.workers.launch.config import limit_threads, quiet_ray
 from rlinf.workers.launch.janitor import Janitor
@@ -146,8 +147,7 @@ class RayLauncher(Launcher):
         seat = _Seat(
             address=self._server.address,
             token=self._server.token,
-            threads=program.threads,
-            cores=_cores(program.devices),
+            cores=program.cores,
             path=tuple(sys.path),
         )
         node = node_of(program.devices[0]) if program.devices else ""
@@ -180,18 +180,16 @@ class _Seat:
 
     address: str
     token: bytes
-    threads: int
     cores: tuple[int, ...]
     path: tuple[str, ...]
 
     def take(self) -> Link:
         """Set up this process: affinity, threads, import path."""
-        allowed = sorted(os.sched_getaffinity(0))
-        if self.cores:
-            os.sched_setaffinity(0, {allowed[core] for core in self.cores})
-        limit_threads(self.threads)
+        allowed = tuple(sorted(os.sched_getaffinity(0)))
+        pin(allowed, self.cores)
+        limit_threads(max(1, len(self.cores)))
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
-        return Link(RegistryClient(self.address, self.token), own_process=True)
+        return Link(RegistryClient(self.address, self.token), allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +272,6 @@ def _options(address: str, cores: int, show_output: bool) -> dict[str, Any]:
         "object_store_memory": OBJECT_STORE_BYTES,
         **common,
     }
-
-
-def _cores(devices: tuple[str, ...]) -> tuple[int, ...]:
-    names = (device.rpartition("/")[2].partition(":") for device in devices)
-    return tuple(int(index) for kind, _, index in names if kind == "core")
 
 
 def _folder() -> str:

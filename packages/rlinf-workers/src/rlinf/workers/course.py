@@ -113,7 +113,7 @@ class Decision:
 
 Course = Generator[Decision, Iteration, None]
 STAY = Decision("all is as planned")
-KINDS = ("temporal", "spatial", "hybrid")
+KINDS = ("", "temporal", "spatial", "hybrid")
 
 
 def course(
@@ -189,15 +189,21 @@ class _Search:
     ) -> None:
         self._program, self._config, self._known = program, config, known
         self._plan: Plan | None = None
+        self._bias: dict[str, float] = {}
+        """Measured over predicted seconds, by the kind of plan; side by side stages slow each other
+        down in ways that no profile of a single one shows."""
         self._rule = self._make_rule(switch_s)
 
     def first(self) -> Generator[Decision, Iteration, Plan]:
         """Try the plans that are predicted to be close, and follow the quickest."""
-        rivals = _candidates(self._known, self._config.close)
+        rivals = self._rivals(self._known)
+        limit = self._price(rivals[0], self._known) * (1 + self._config.close)
+        rivals = [plan for plan in rivals if self._price(plan, self._known) <= limit]
         tried = []
         for plan in rivals if len(rivals) > 1 else ():
             seconds = yield from self._try(plan)
             tried.append((plan, seconds))
+            self._learn(plan, self._known, seconds)
         plan = min(tried, key=lambda pair: pair[1])[0] if tried else rivals[0]
         yield self._follow("the quickest of those tried", plan, self._known, tried)
         return plan
@@ -206,12 +212,14 @@ class _Search:
         """Follow `plan` until the rule wants another; then see whether that is quicker."""
         drift, seen = yield from self._drift(plan)
         known = replace(self._known, profile=self._known.profile.scaled(drift.factors))
-        best = _candidates(known, 0.0)[0]
+        best = self._rivals(known)[0]
         if placed(best, self._program) == placed(plan, self._program):
             yield self._follow(f"{drift.because}; the plan is still the best", best, known)
             return best
         before = statistics.median(iteration.seconds for iteration in seen)
+        self._learn(plan, known, before)
         after = yield from self._try(best)
+        self._learn(best, known, after)
         tried = [(plan, before), (best, after)]
         if after < before:
             yield self._follow(drift.because, best, known, tried)
@@ -265,21 +273,23 @@ class _Search:
         """Seconds an iteration that the best plan for these factors saves."""
         assert self._plan is not None
         known = replace(self._known, profile=self._known.profile.scaled(factors))
-        best = _candidates(known, 0.0)[0]
-        return predict(known, self._plan).seconds - predict(known, best).seconds, best
+        best = self._rivals(known)[0]
+        return self._price(self._plan, known) - self._price(best, known), best
 
+    def _rivals(self, known: Workflow) -> list[Plan]:
+        """The best plan of each kind, the best of all first."""
+        found: dict[str, Plan] = {}
+        for kind in KINDS:
+            settings = SearchConfig(kind=kind)
+            try:
+                plan = search(known.graph, known.profile, known.devices, known.batch, settings)
+            except InfeasibleError:
+                continue
+            found.setdefault(plan.kind, plan)
+        return sorted(found.values(), key=lambda plan: self._price(plan, known))
 
-def _candidates(known: Workflow, close: float) -> list[Plan]:
-    """The best plan, then those of other kinds that are predicted to be close to it."""
-    best = search(known.graph, known.profile, known.devices, known.batch)
-    limit = (best.seconds or 0.0) * (1 + close)
-    found = [best]
-    for kind in KINDS if close else ():
-        settings = SearchConfig(kind=kind)
-        try:
-            plan = search(known.graph, known.profile, known.devices, known.batch, settings)
-        except InfeasibleError:
-            continue
-        if plan.kind not in {p.kind for p in found} and (plan.seconds or 0.0) <= limit:
-            found.append(plan)
-    return found
+    def _price(self, plan: Plan, known: Workflow) -> float:
+        return predict(known, plan).seconds * self._bias.get(plan.kind, 1.0)
+
+    def _learn(self, plan: Plan, known: Workflow, seconds: float) -> None:
+        self._bias[plan.kind] = seconds / predict(known, plan).seconds

@@ -99,9 +99,15 @@ class Consumer:
         max_items: int | None = None,
         target_weight: float | None = None,
         timeout: TimeoutLike = DEFAULT,
+        *,
+        full: bool = True,
     ) -> Iterator[Lease]:
-        """A batch like that of `get_batch`, for the length of a block; see `Lease`."""
-        wish = _wish(max_items, target_weight)
+        """A batch like that of `get_batch`, for the length of a block; see `Lease`.
+
+        Args:
+            full: False: do not wait for more once there is an item.
+        """
+        wish = _wish(max_items, target_weight)._replace(full=full)
         tagged = self._inbox.take(wish, self._link.deadline(timeout), "lease_batch")
         with Lease(self._link, self._inbox, tagged) as lease:
             yield lease

@@ -17,11 +17,13 @@ class Place:
         placement: What the plan says about the group; None where no plan does.
         devices: Devices of this rank, a part of the placement's.
         chunk: Items its stages take at a time; None: everything until the input is closed.
+        eager: They take what is there, up to a chunk, rather than wait until there is a whole one.
     """
 
     placement: Placement | None = None
     devices: tuple[str, ...] = ()
-    chunk: int | None = 1
+    chunk: int | None = 8
+    eager: bool = True
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -65,8 +67,8 @@ class WorkerBase:
     """How often a dead worker is restarted with no call done in between. 0: its state cannot be
     rebuilt, its death stops the job. None: the cluster decides; 0 where a stage has a `finish`."""
     host_only: ClassVar[bool] = False
-    """It needs no device of a plan (scoring by rule, calling tools): it works beside the others,
-    an item at a time, and plans leave it out."""
+    """It needs no device of a plan (scoring by rule, calling tools): it works beside the others, on
+    what is there, and plans leave it out."""
 
     endpoint: Endpoint
     id: WorkerId

@@ -99,7 +99,7 @@ def rank_places(
     if chunk is None and batch is not None and count > 1:
         chunk = -(-batch // count)
     shares = rank_devices(group, count, placement, available)
-    return [Place(placement, share, chunk) for share in shares]
+    return [Place(placement, share, chunk, eager=False) for share in shares]
 
 
 def check_local(devices: Iterable[str], cores: Sequence[str]) -> None:

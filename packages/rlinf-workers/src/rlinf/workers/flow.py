@@ -15,6 +15,7 @@ from typing import Any
 
 from rlinf.channel import Channel, ChannelClosed, DeviceLock, Full, Lease
 from rlinf.channel import Timeout as ChannelTimeout
+from rlinf.channel.lease import Commit
 from rlinf.workers.base import WorkerBase
 from rlinf.workers.messages import Call, Flow
 from rlinf.workers.records import ChunkRecord, StageReport
@@ -27,6 +28,8 @@ LOOK_S = 1.0
 """How often a wait for a chunk looks whether the call was given up."""
 ROOM_S = 10.0
 """The same for a wait for room in the output channel."""
+PATIENCE_S = 30.0
+"""How much later than that the server may answer before it counts as silent."""
 
 
 class StageRunner:
@@ -38,7 +41,7 @@ class StageRunner:
 
     def __init__(self, worker: WorkerBase) -> None:
         place = worker.context.place
-        self._worker, self._chunk = worker, place.chunk
+        self._worker, self._chunk, self._eager = worker, place.chunk, place.eager
         self._stages = stages(type(worker))
         self._position = place.placement.position if place.placement else 0
         self._lock = DeviceLock(worker.endpoint, place.devices) if place.shared else None
@@ -82,7 +85,9 @@ class StageRunner:
             work.check()
             try:
                 lease = ending.enter_context(
-                    work.source.lease_batch(max_items=self._chunk, timeout=LOOK_S)
+                    work.source.lease_batch(
+                        max_items=self._chunk, timeout=LOOK_S, full=not self._eager
+                    )
                 )
             except ChannelTimeout:
                 continue
@@ -114,8 +119,9 @@ class StageRunner:
         work.records.append(record.close(str(self._worker.id), work.call.method, tokens))
 
     def _stream(self, work: "_Work", lease: Lease, answer: Iterator[Any], record: "_Open") -> None:
-        """Pass on each output as it comes, and settle its item."""
+        """Pass on each output as it comes, and settle its item, without waiting for the server."""
         left = set(range(len(record.items)))
+        sending = _Sending(work, lease)
         for emitted in answer:
             work.check()
             index, output, weight = _emitted(emitted)
@@ -123,10 +129,11 @@ class StageRunner:
                 raise ValueError(f"yielded item {index}, which is not one of {sorted(left)}")
             left.remove(index)
             if work.target is not None:
-                _commit(work, lease, [index], [(output, weight)])
+                sending.add(index, (output, weight))
                 record.emit([output])
         if left:
             raise ValueError(f"ended without an output for the items {sorted(left)} of its chunk")
+        sending.finish()
 
     def _finish(self, work: "_Work") -> None:
         work.finished = True
@@ -214,6 +221,53 @@ class _Open:
 
     def _now(self) -> float:
         return self._started + time.monotonic() - self._began
+
+
+class _Sending:
+    """Outputs of a streaming stage on their way: while one commit travels, the next gathers."""
+
+    def __init__(self, work: _Work, lease: Lease) -> None:
+        self._work, self._lease = work, lease
+        self._gathered: list[tuple[int, Output]] = []
+        self._travelling: list[tuple[int, Output]] = []
+        self._commit: Commit | None = None
+
+    def add(self, index: int, output: Output) -> None:
+        """Pass an output on, now or with the next commit. Raises what an earlier commit met."""
+        self._gathered.append((index, output))
+        if self._commit is None or self._commit.done():
+            self._arrive()
+            self._depart()
+
+    def finish(self) -> None:
+        """Return when the server has everything."""
+        while self._gathered or self._commit is not None:
+            if self._commit is not None:
+                self._commit.wait(ROOM_S + PATIENCE_S)
+            self._arrive()
+            self._work.check()
+            self._depart()
+
+    def _depart(self) -> None:
+        if not self._gathered:
+            return
+        assert self._work.target is not None
+        self._travelling, self._gathered = self._gathered, []
+        self._commit = self._lease.commit_later(
+            [index for index, _ in self._travelling],
+            [output for _, output in self._travelling],
+            self._work.target,
+            timeout=ROOM_S,
+        )
+
+    def _arrive(self) -> None:
+        if self._commit is None:
+            return
+        try:
+            self._commit.conclude()
+        except Full:  # nothing was put: those downstream need longer
+            self._gathered = self._travelling + self._gathered
+        self._commit = None
 
 
 def _commit(work: "_Work", lease: Lease, indexes: Sequence[int], outputs: Sequence[Output]) -> None:

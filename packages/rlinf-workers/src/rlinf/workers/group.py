@@ -57,7 +57,7 @@ class Group(Generic[W]):
         Args:
             place: Where: the group's placement, or a plan that has a component of its name. None:
                 where the cluster's planner says, if there is one; until then anywhere, with one
-                thread a worker, an item at a time and no device lock.
+                thread a worker, on what items there are and without a device lock.
 
         Raises:
             InfeasiblePlacement: The cluster does not have the devices, or ranks cannot share them.

@@ -75,6 +75,8 @@ class FlowPlanner:
             yield step
             seconds = time.monotonic() - began
             decision = decisions.send(self._iteration(seconds, moved_s))
+        if decision.plan is not None:  # what the last iteration has shown is of use to the next run
+            self._watch(decision)
 
     def _iteration(self, seconds: float, moved_s: float) -> Iteration:
         return Iteration(seconds, self._drain(), self._places, moved_s)

@@ -8,6 +8,7 @@ from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenize
 
 from rlinf.comm import CommConfig
 from rlinf.workers import ClusterConfig, PlanningConfig
+from rlinf.workers.bounds import Count, Natural, NonNegative, Share
 from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
@@ -33,11 +34,11 @@ class SftConfig:
         optimiser: Its own AdamW.
     """
 
-    steps: int = 400
-    batch: int = 256
-    stop_at: float = 0.3
-    every: int = 10
-    samples: int = 4
+    steps: Natural = 400
+    batch: Count = 256
+    stop_at: Share = 0.3
+    every: Count = 10
+    samples: Count = 4
     optimiser: OptimiserConfig = field(
         default_factory=lambda: OptimiserConfig(
             lr=1e-3, warmup_steps=20, beta2=0.98, weight_decay=0.01
@@ -58,10 +59,10 @@ class RolloutConfig:
         engine: Limits of the embedded engine.
     """
 
-    prompts: int = 32
-    samples: int = 16
-    max_new_tokens: int = 5
-    temperature: float = 1.0
+    prompts: Count = 32
+    samples: Count = 16
+    max_new_tokens: Count = 5
+    temperature: NonNegative = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     engine: GenerateConfig = field(default_factory=GenerateConfig)
 
@@ -82,7 +83,7 @@ class RlhfConfig:
     model: str = "tiny"
     launcher: Literal["ray", "inline"] = "ray"
     plan: str = "temporal"
-    steps: int = 60
+    steps: Count = 60
     seed: int = 0
     folder: Path | None = None
     task: TaskConfig = field(default_factory=TaskConfig)

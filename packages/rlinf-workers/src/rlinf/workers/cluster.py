@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 from rlinf.channel import Channel, ChannelBusy, ChannelConfig, ChannelError
 from rlinf.comm import CommConfig, CommError, Endpoint, Handle
 from rlinf.sched import Placement
+from rlinf.workers.bounds import Natural, NonNegative, Positive
 from rlinf.workers.controller import Controller
 from rlinf.workers.devices import check_local, device_names, local_cores
 from rlinf.workers.errors import ClusterClosed, ConfigError, WorkerError
@@ -73,16 +74,14 @@ class ClusterConfig:
 
     devices: tuple[str, ...] = field(default_factory=local_cores)
     ray_address: str = ""
-    restarts: int = 3
-    start_s: float = 180.0
-    silence_s: float = 30.0
-    heartbeat_s: float = 2.0
-    grace_s: float = 5.0
+    restarts: Natural = 3
+    start_s: Positive = 180.0
+    silence_s: Positive = 30.0
+    heartbeat_s: Positive = 2.0
+    grace_s: NonNegative = 5.0
     show_output: bool = False
 
     def __post_init__(self) -> None:
-        if self.restarts < 0:
-            raise ConfigError(f"restarts is {self.restarts}: it must not be negative")
         if self.silence_s < 2 * self.heartbeat_s:
             raise ConfigError(
                 f"silence_s is {self.silence_s} and heartbeat_s {self.heartbeat_s}: a worker needs "

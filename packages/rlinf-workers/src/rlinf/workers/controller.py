@@ -174,13 +174,13 @@ class Controller:
         seat = self._seats.get(str(event.peer)) if isinstance(event, Lost) else None
         if seat is not None and event.epoch == seat.epoch:
             # The launcher knows better how it ended, if it knows already.
-            self._hands_do(self._lost, str(event.peer), seat.incarnation)
+            self._hands_do(self._lost, str(event.peer), seat.incarnation, event.reason)
 
-    def _lost(self, worker: str, incarnation: int) -> None:
+    def _lost(self, worker: str, incarnation: int, reason: str) -> None:
         seat = self._seats[worker]
         if seat.incarnation == incarnation and seat.process is not None:
             seat.process.join(LAST_WORDS_S)
-        self._step(sv.Died(worker, incarnation, "its connection broke"))
+        self._step(sv.Died(worker, incarnation, f"its connection broke ({reason})"))
 
     def _tick(self) -> None:
         while not self._closed.wait(self._core.limits.heartbeat_s):
@@ -246,7 +246,7 @@ class Controller:
         self, command: sv.Send, pending: _Pending, value: Any, error: BaseException | None
     ) -> None:
         if isinstance(error, CommError) and not isinstance(error, (CodecError, RemoteError)):
-            self._hands_do(self._lost, command.worker, command.incarnation)
+            self._hands_do(self._lost, command.worker, command.incarnation, str(error))
             return
         pending.value, pending.error = value, error
         self._step(sv.Answered(command.worker, command.incarnation, command.call))

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from rlinf.sched import (
     DeviationRule,
@@ -30,6 +30,7 @@ from rlinf.sched import (
     spatial_plan,
     temporal_plan,
 )
+from rlinf.workers.bounds import Bounds, Count, NonNegative, Positive
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
 
@@ -51,17 +52,12 @@ class PlanningConfig:
         window: Iterations.
     """
 
-    parts: int = 8
-    tries: int = 3
-    close: float = 0.15
+    parts: Count = 8
+    tries: Annotated[int, Bounds(2)] = 3
+    close: NonNegative = 0.15
     rule: Literal["deviation", "gain", "never"] = "deviation"
-    threshold: float = 0.15
-    window: int = 8
-
-    def __post_init__(self) -> None:
-        for name, least in (("parts", 1), ("tries", 2), ("window", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}: it must be {least} at least")
+    threshold: Positive = 0.15
+    window: Count = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +137,9 @@ def _saved(plan: Plan, devices: Sequence[str], ranks: Mapping[str, int]) -> Cour
         )
     first = yield Decision("as saved", places, plan.batch)
     program = Program.of(first.records, ranks, len(devices))
-    yield Decision("as saved", placed(plan, program), plan.batch, plan)
+    made_for = "" if program.batch == plan.batch else f", for {plan.batch} items an iteration"
+    because = f"as saved{made_for}"
+    yield Decision(because, placed(plan, program), program.batch, plan)
     yield from _stay()
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -80,10 +81,20 @@ def build_model(spec: ModelSpec, *, weights: bool = True, device: str = "cpu") -
 def load_tokenizer(spec: ModelSpec) -> Any:
     """The transformers tokenizer of a pretrained model. Raises `ConfigError`."""
     folder, options = _source(spec)
-    with _BUILDING:
+    with _BUILDING, _readable(folder):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+
+
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Say in one line what transformers cannot make sense of."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        first = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the model in {folder} cannot be read: {first}") from error
 
 
 def _tiny(spec: ModelSpec) -> nn.Module:
@@ -113,11 +124,12 @@ def _pretrained(spec: ModelSpec, dtype: torch.dtype, weights: bool) -> nn.Module
     disable_progress_bar()
     folder, options = _source(spec)
     if not weights:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        with _readable(folder):
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
         empty: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype)
         return empty
     # Reading a GGUF file draws a progress bar that no setting turns off.
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as said, _readable(folder):
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, **options
         )

@@ -19,6 +19,7 @@ from rlinf.workers.algorithms.losses import (
     reduce,
 )
 from rlinf.workers.algorithms.masking import masked_sum
+from rlinf.workers.bounds import Count, Natural, NonNegative
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import move, nbytes, state_of
@@ -74,13 +75,13 @@ class TrainerConfig:
     clip: Clip | None = None
     normalisation: Normalisation = field(default_factory=Normalisation)
     old_logprobs: Literal["rollout", "trainer"] = "rollout"
-    kl_coefficient: float = 0.0
+    kl_coefficient: NonNegative = 0.0
     kl_kind: KlKind = "k2"
-    trainable_layers: int = 0
+    trainable_layers: Natural = 0
     autocast: bool = False
-    min_batch_tokens: int = 1024
-    micro_batch_tokens: int = 16384
-    micro_batch_logits: int = 1 << 26
+    min_batch_tokens: Natural = 1024
+    micro_batch_tokens: Count = 16384
+    micro_batch_logits: Count = 1 << 26
 
 
 class TorchTrainer:

@@ -5,6 +5,7 @@ Messages are encoded all the same, and go through the in-process transport.
 
 import logging
 import threading
+import time
 import traceback
 
 from rlinf.comm import MemoryRegistry
@@ -14,7 +15,7 @@ from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
 __all__ = ["InlineLauncher"]
 
 log = logging.getLogger(__name__)
-JOIN_S = 5.0
+JOIN_S = 1.0
 
 
 class InlineLauncher(Launcher):
@@ -36,9 +37,10 @@ class InlineLauncher(Launcher):
 
     def close(self) -> None:
         """Wait a little for threads which were told to end; say which did not."""
+        deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
-            if not thread.join(JOIN_S):
-                log.warning("%s is still busy and cannot be ended before this process", thread.name)
+            if not thread.join(max(0.0, deadline - time.monotonic())):
+                log.info("%s is still busy and cannot be ended before this process", thread.name)
 
 
 class _Thread(Process):

@@ -151,8 +151,7 @@ def test_a_value_out_of_its_bounds_names_the_key(tmp_path: Path, given: str, why
     assert load(Bounded, path, ["share=1", "free=.inf"]).share == 1.0
 
 
-def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+def test_of_a_key_given_twice_the_last_value_counts(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("count: 3\n")
-    with pytest.raises(ConfigError, match="count is given twice"):
-        load(Bounded, path, ["count=1", "count=2"])
+    assert load(Bounded, path, ["count=1", "count=2"]).count == 2

@@ -5,9 +5,9 @@ winning over the one before: the dataclass defaults, the YAML file, the override
 hold `presets`: a mapping from a value of one top-level key to the settings which that value
 implies, so that `model=smollm2` can bring its own learning rate; the preset `*` is for all others.
 
-Nothing is guessed: an unknown key, a value of the wrong type or out of its bounds, a key given
-twice or a missing file is a `ConfigError` that names the key, and for an unknown key the nearest
-one that exists.
+Nothing is guessed: an unknown key, a value of the wrong type or out of its bounds or a missing file
+is a `ConfigError` that names the key, and for an unknown key the nearest one that exists. Of a key
+that is given twice the last value counts.
 """
 
 import contextlib
@@ -125,8 +125,6 @@ def _parse(overrides: Sequence[str]) -> Tree:
             if not isinstance(child, dict):
                 raise ConfigError(f"{key}: {parent} was already given the value {child!r}")
             node = child
-        if leaf in node:
-            raise ConfigError(f"{key} is given twice")
         node[leaf] = parsed
     return tree
 

@@ -59,4 +59,11 @@ def _help(run: Callable[[T], None], config_class: type[T]) -> str:
     known = keys(config_class)
     width = max(map(len, known))
     lines = [f"  {key:<{width}}  {kind}" for key, kind in known.items()]
-    return "\n".join([(module.__doc__ or "").strip(), "", "Keys, given as key=value:", *lines])
+    return "\n".join(
+        [
+            (module.__doc__ or "").strip(),
+            "",
+            "Keys, given as key=value (the last one counts):",
+            *lines,
+        ]
+    )

@@ -18,6 +18,7 @@ from rlinf.workers.roles import RewardEngine, Sampling
 
 __all__ = ["CONFIG", "RlhfConfig", "RolloutConfig", "SftConfig"]
 
+Dtype = Literal["float32", "bfloat16", "auto"]
 CONFIG = Path(__file__).with_name("config.yaml")
 
 
@@ -55,7 +56,7 @@ class RolloutConfig:
         samples: Responses for each.
         max_new_tokens: Bound on a response.
         temperature: Of the sampling.
-        dtype: In which the rollout computes.
+        dtype: In which the rollout computes; auto: bfloat16 where the device is quick at it.
         engine: Limits of the embedded engine.
     """
 
@@ -63,7 +64,7 @@ class RolloutConfig:
     samples: Count = 16
     max_new_tokens: Count = 5
     temperature: NonNegative = 1.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     engine: GenerateConfig = field(default_factory=GenerateConfig)
 
 
@@ -97,7 +98,7 @@ class RlhfConfig:
     def __post_init__(self) -> None:
         Choice.of(self.plan)
 
-    def model_spec(self, dtype: Literal["float32", "bfloat16"] = "float32") -> ModelSpec:
+    def model_spec(self, dtype: Dtype = "float32") -> ModelSpec:
         """The model to build."""
         if self.model == "tiny":
             return ModelSpec("tiny", seed=self.seed, vocab_size=CharTokenizer.size, dtype=dtype)

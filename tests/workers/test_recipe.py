@@ -151,7 +151,7 @@ def test_smollm2_learns_to_add():
             autocast=True,
         ),
     )
-    rollout = TorchGenerate(build_model(ModelSpec("smollm2", dtype="bfloat16"), weights=False))
+    rollout = TorchGenerate(build_model(ModelSpec("smollm2", dtype="auto"), weights=False))
     rollout.load_state(trainer.state(), 0)
     sampling = Sampling(stop_ids=words.stop_ids)
     before = accuracy(rollout, task, task.held_out, sampling, (4, 4))

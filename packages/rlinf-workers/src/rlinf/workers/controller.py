@@ -171,7 +171,9 @@ class Controller:
         self._step(sv.Started(hello.worker, hello.incarnation, hello.pid))
 
     def _watch(self, event: Event) -> None:
-        seat = self._seats.get(str(event.peer)) if isinstance(event, Lost) else None
+        if not isinstance(event, Lost):
+            return
+        seat = self._seats.get(str(event.peer))
         if seat is not None and event.epoch == seat.epoch:
             # The launcher knows better how it ended, if it knows already.
             self._hands_do(self._lost, str(event.peer), seat.incarnation, event.reason)

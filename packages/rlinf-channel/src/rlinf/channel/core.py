@@ -120,10 +120,14 @@ class Queue:
         """A frozen picture."""
         return ChannelStatistics(
             name=self.name,
+            policy=self.config.type,
+            max_items=self.config.max_items,
+            max_bytes=self.config.buffer_bytes,
             depth=len(self._lanes),
             leased_items=self._consumers.leased_items,
             held_bytes=self._intake.held_bytes,
             put_items=self._intake.admitted,
+            put_bytes=self._intake.admitted_bytes,
             acknowledged_items=self._acknowledged,
             rejected_items=self._rejected,
             redelivered_items=self._redelivered,

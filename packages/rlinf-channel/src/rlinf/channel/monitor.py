@@ -172,8 +172,8 @@ def find_job(where: str | None) -> Job:
         raise NoJob(f"several jobs run here; name one of them by its process id:\n{listed}")
     which = "no job of this user runs" if where is None else f"process {where} runs no job"
     raise NoJob(
-        f"{which} here that announces itself in {runtime_folder()}, as clusters of the launcher "
-        "ray do and as rlinf.channel.announce does. Name a job of another machine by its job file "
+        f"{which} here that announces itself in {runtime_folder()}, as every cluster "
+        "does, or by rlinf.channel.announce. Name a job of another machine by its job file "
         "or by its registry's address"
     )
 

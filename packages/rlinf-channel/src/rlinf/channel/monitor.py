@@ -27,6 +27,8 @@ from rlinf.channel.job import Job, read_job, running_jobs
 from rlinf.channel.link import MONITOR_SERVICE, Reply, read
 from rlinf.channel.snapshot import Peer, Snapshot, as_json
 from rlinf.channel.statistics import ServerStatistics
+from rlinf.channel.terminal import Line, Screen, paint
+from rlinf.channel.view import WIDTH, draw
 from rlinf.comm.config import CommConfig
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError
@@ -203,44 +205,36 @@ def two(observer: Observer, interval_s: float) -> tuple[Snapshot, Snapshot]:
     return before, first(observer)
 
 
-def live(observer: Observer, interval_s: float) -> None:
+def live(observer: Observer, interval_s: float, out: TextIO) -> None:
     """Show one picture after another until the job ends.
 
     Raises:
         JobEnded: It has.
     """
-    from rich.live import Live
-
-    from rlinf.channel.view import draw
-
     title, before = f"job {observer.job}", first(observer)
-    with Live(draw(title, before), auto_refresh=False, screen=False) as screen:
+    with Screen(out) as screen:
+        screen.show(draw(title, before))
         last = before
         while True:
             started = time.monotonic()
             snapshot = observer.look(interval_s)
             if snapshot is None:
-                silent = f"{title}  NO ANSWER for {observer.silent_s:.0f} s"
-                screen.update(draw(silent, last, before), refresh=True)
+                screen.show(draw(f"{title}  NO ANSWER for {observer.silent_s:.0f} s", last, before))
                 continue
             before, last = last, snapshot
-            screen.update(draw(title, last, before), refresh=True)
+            screen.show(draw(title, last, before))
             time.sleep(max(0.0, started + interval_s - time.monotonic()))
 
 
-def picture(before: Snapshot, after: Snapshot, title: str, svg: str, out: TextIO) -> None:
-    """One picture on `out`, or in the file `svg`."""
+def save(lines: Sequence[Line], file: str) -> None:
+    """A picture as SVG. Needs rich (the extra `monitor`)."""
     from rich.console import Console
+    from rich.text import Text
 
-    from rlinf.channel.view import WIDTH, draw
-
-    if svg:
-        console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
-    else:
-        console = Console(file=out, width=None if out.isatty() else WIDTH)
-    console.print(draw(title, after, before))
-    if svg:
-        console.save_svg(svg, title="rlinf-monitor")
+    console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
+    for line in paint(lines, WIDTH, colours=True):
+        console.print(Text.from_ansi(line), no_wrap=True)
+    console.save_svg(file, title="rlinf-monitor")
 
 
 def show(arguments: argparse.Namespace, out: TextIO) -> None:
@@ -254,9 +248,14 @@ def show(arguments: argparse.Namespace, out: TextIO) -> None:
             json.dump({"job": str(job), **as_json(after, before)}, out, indent=1)
             out.write("\n")
         elif arguments.once or arguments.svg:
-            picture(*two(observer, arguments.interval), f"job {job}", arguments.svg, out)
+            before, after = two(observer, arguments.interval)
+            lines = draw(f"job {job}", after, before)
+            if arguments.svg:
+                save(lines, arguments.svg)
+            if arguments.once:
+                out.writelines(f"{line}\n" for line in paint(lines, WIDTH, colours=out.isatty()))
         else:
-            live(observer, arguments.interval)
+            live(observer, arguments.interval, out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -292,8 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise
         print(
-            "rlinf-monitor: a picture needs rich: pip install 'rlinf-channel[monitor]'; --json "
-            "works without",
+            "rlinf-monitor: --svg needs rich: pip install 'rlinf-channel[monitor]'",
             file=sys.stderr,
         )
         return 1

@@ -1,18 +1,15 @@
-"""A snapshot as tables for the terminal, of 100 columns and more. Needs rich (extra `monitor`).
+"""A snapshot as tables for the terminal; about 100 columns wide.
 
-`full`: held bytes or queued items, of the bound. `load`: outstanding weight for its speed,
-of the most loaded consumer. `skew`: the most over the least finished weight for its speed.
+`full`: held bytes or queued items, of the bound. `load`: outstanding weight for its speed, of the
+most loaded consumer. `skew`: the most over the least finished weight for its speed. `again`: items
+given a second time.
 """
 
-from collections.abc import Iterable, Mapping
-
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterable, Mapping, Sequence
 
 from rlinf.channel.snapshot import Rate, Snapshot, blocked, rates
-from rlinf.channel.statistics import ChannelStatistics, ConsumerStatistics
+from rlinf.channel.statistics import ChannelStatistics, ConsumerStatistics, ServerStatistics
+from rlinf.channel.terminal import Cell, Line, table
 
 WIDTH = 110
 """Where there is no terminal that has one."""
@@ -21,58 +18,30 @@ LONG_S = 5.0
 """A wait that has lasted this long is shown in another colour."""
 MOST_CONSUMERS, MOST_WAITS = 32, 16
 
-Cell = str | Text
-Row = tuple[Cell, ...]
+Row = Sequence[str | Sequence[Cell]]
 
 
-def draw(title: str, snapshot: Snapshot, before: Snapshot | None = None) -> RenderableType:
-    """The whole picture."""
-    server, now = snapshot.server, rates(before, snapshot)
-    head = Text.assemble(
-        ("rlinf-monitor", "bold"),
-        f"  {title}  ",
-        (
-            f"{server.server} up {age(server.up_s)}, answered in "
-            f"{snapshot.answered_s * 1e3:.1f} ms; {len(snapshot.peers)} workers",
-            "dim",
-        ),
+def draw(title: str, snapshot: Snapshot, before: Snapshot | None = None) -> list[Line]:
+    """The whole picture; `before` gives the rates."""
+    server = snapshot.server
+    detail = (
+        f"{server.server} up {age(server.up_s)}, answered in {snapshot.answered_s * 1e3:.1f} ms; "
+        f"{len(snapshot.peers)} workers"
     )
-    parts: list[RenderableType] = [head, _channels(server.channels, now)]
-    consumers = [(c.name, one) for c in server.channels for one in c.consumers]
-    if consumers:
-        parts.append(_consumers(server.channels, consumers))
-    waits = [
-        (w.id, f"{w.operation} {c.name}", w.since_s) for c in server.channels for w in c.waiting
+    lines: list[Line] = [
+        [Cell("rlinf-monitor", "bold"), Cell(f"  {title}  "), Cell(detail, "dim")],
+        *_channels(server.channels, rates(before, snapshot)),
+        *_consumers(server.channels),
+        *_waits(server.channels),
+        *_lock(server),
+        *_peers(snapshot),
     ]
-    if waits:
-        parts.append(_waits(sorted(waits, key=lambda row: -row[2])))
-    if server.lock.holders or server.lock.waiters:
-        parts.append(_lock(snapshot))
-    if snapshot.peers:
-        parts.append(_peers(snapshot))
-    return Group(*parts)
+    return lines
 
 
-def _table(title: str, columns: str, rows: Iterable[Row]) -> Table:
-    """Columns are named left-aligned, or right-aligned with a `>` before the name."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns.split("|"):
-        right = column.startswith(">")
-        table.add_column(
-            column.lstrip(">"),
-            justify="right" if right else "left",
-            header_style="dim",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    for row in rows:
-        table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
-    return table
-
-
-def _channels(channels: Iterable[ChannelStatistics], now: Mapping[str, Rate]) -> Table:
+def _channels(channels: Iterable[ChannelStatistics], now: Mapping[str, Rate]) -> list[Line]:
     columns = "channel|policy|>queued|>held|full|>leased|>put/s|>done/s|>in/s|>skew|>again|state"
-    return _table("Channels", columns, [_channel(one, now[one.name]) for one in channels])
+    return table("Channels", columns, [_channel(one, now[one.name]) for one in channels])
 
 
 def _channel(channel: ChannelStatistics, rate: Rate) -> Row:
@@ -80,9 +49,9 @@ def _channel(channel: ChannelStatistics, rate: Rate) -> Row:
     full = channel.held_bytes / channel.max_bytes
     if channel.max_items is not None:
         full = max(full, channel.depth / channel.max_items)
-    state = "closed" if channel.closed else "open"
+    state = Cell("closed", "dim") if channel.closed else Cell("open", "green")
     if channel.waiting_producers:
-        state = f"{channel.waiting_producers} wait to put"
+        state = Cell(f"{channel.waiting_producers} wait to put", "red")
     return (
         channel.name,
         channel.policy,
@@ -92,53 +61,56 @@ def _channel(channel: ChannelStatistics, rate: Rate) -> Row:
         f"{channel.leased_items:,}",
         count(rate.put_items),
         count(rate.done_items),
-        f"{size(rate.put_bytes)}",
+        size(rate.put_bytes),
         f"{channel.balance:.2f}" if len(channel.consumers) > 1 else "",
         f"{channel.redelivered_items:,}" if channel.redelivered_items else "",
-        Text(state, "red" if channel.waiting_producers else "dim" if channel.closed else "green"),
+        (state,),
     )
 
 
-def _consumers(
-    channels: Iterable[ChannelStatistics], rows: list[tuple[str, ConsumerStatistics]]
-) -> Table:
-    most = {
-        c.name: max((x.outstanding_weight / x.capacity for x in c.consumers), default=0.0)
-        for c in channels
-    }
-
-    def row(name: str, one: ConsumerStatistics) -> Row:
-        load = one.outstanding_weight / one.capacity
-        return (
-            one.id,
-            name,
-            f"{one.capacity:g}",
-            f"{one.leased_items:,}",
-            f"{one.outstanding_weight:,.4g}",
-            bar(load / most[name] if most[name] else 0.0, warn=2.0),
-            count(one.weight_per_s),
-            f"{one.finished_weight:,.6g}",
-            age(one.idle_s),
-            f"{one.redelivered:,}" if one.redelivered else "",
-        )
-
-    columns = "consumer|channel|>speed|>leased|>weight|load|>weight/s|>finished|>idle|>again"
+def _consumers(channels: Iterable[ChannelStatistics]) -> list[Line]:
+    rows = [row for channel in channels for row in _consumers_of(channel)]
     title = f"Consumers{_left_out(len(rows), MOST_CONSUMERS)}"
-    return _table(title, columns, [row(*one) for one in rows[:MOST_CONSUMERS]])
+    columns = "consumer|channel|>speed|>leased|>weight|load|>weight/s|>finished|>idle|>again"
+    return table(title, columns, rows[:MOST_CONSUMERS]) if rows else []
 
 
-def _waits(rows: list[tuple[str, str, float]]) -> Table:
-    title = f"Waiting{_left_out(len(rows), MOST_WAITS)}"
-    shown = [(who, what, _since(since)) for who, what, since in rows[:MOST_WAITS]]
-    return _table(title, "who|for|>since", shown)
+def _consumers_of(channel: ChannelStatistics) -> Iterable[Row]:
+    loads = [one.outstanding_weight / one.capacity for one in channel.consumers]
+    most = max(loads, default=0.0) or 1.0
+    for one, load in zip(channel.consumers, loads, strict=True):
+        yield _consumer(channel.name, one, load / most)
 
 
-def _lock(snapshot: Snapshot) -> Table:
-    lock = snapshot.server.lock
+def _consumer(channel: str, one: ConsumerStatistics, load: float) -> Row:
+    return (
+        one.id,
+        channel,
+        f"{one.capacity:g}",
+        f"{one.leased_items:,}",
+        f"{one.outstanding_weight:,.4g}",
+        bar(load, warn=2.0),
+        count(one.weight_per_s),
+        f"{one.finished_weight:,.6g}",
+        age(one.idle_s),
+        f"{one.redelivered:,}" if one.redelivered else "",
+    )
+
+
+def _waits(channels: Iterable[ChannelStatistics]) -> list[Line]:
+    waits = [(w, channel.name) for channel in channels for w in channel.waiting]
+    waits.sort(key=lambda row: -row[0].since_s)
+    title = f"Waiting{_left_out(len(waits), MOST_WAITS)}"
+    rows = [(w.id, f"{w.operation} {name}", _since(w.since_s)) for w, name in waits[:MOST_WAITS]]
+    return table(title, "who|for|>since", rows) if rows else []
+
+
+def _lock(server: ServerStatistics) -> list[Line]:
+    lock = server.lock
     rows: list[Row] = [
         (
             ", ".join(one.devices),
-            Text("holds", "green"),
+            (Cell("holds", "green"),),
             one.id,
             _order(one.order),
             age(one.since_s),
@@ -147,21 +119,25 @@ def _lock(snapshot: Snapshot) -> Table:
         for one in lock.holders
     ]
     for wait in blocked(lock):
-        one, behind = wait.waiter, ", ".join(holder.id for holder in wait.behind)
-        state = Text("waits", "yellow")
+        one = wait.waiter
         rows.append(
-            (", ".join(one.devices), state, one.id, _order(one.order), _since(one.since_s), behind)
+            (
+                ", ".join(one.devices),
+                (Cell("waits", "yellow"),),
+                one.id,
+                _order(one.order),
+                _since(one.since_s),
+                ", ".join(holder.id for holder in wait.behind),
+            )
         )
     title = f"Device lock ({lock.grants:,} grants, {lock.lost:,} lost)"
-    return _table(title, "devices||who|order|>since|behind", rows)
+    return table(title, "devices||who|order|>since|behind", rows) if rows else []
 
 
-def _peers(snapshot: Snapshot) -> Table:
-    hosts = {
-        host: number for number, host in enumerate(dict.fromkeys(p.host for p in snapshot.peers))
-    }
-    rows = [(p.id, str(p.pid), f"host {hosts[p.host]}", p.device) for p in snapshot.peers]
-    return _table("Workers", "worker|>pid|on|device", rows)
+def _peers(snapshot: Snapshot) -> list[Line]:
+    hosts = list(dict.fromkeys(peer.host for peer in snapshot.peers))
+    rows = [(p.id, str(p.pid), f"host {hosts.index(p.host)}", p.device) for p in snapshot.peers]
+    return table("Workers", "worker|>pid|on|device", rows) if rows else []
 
 
 def _left_out(there: int, shown: int) -> str:
@@ -172,35 +148,34 @@ def _order(order: tuple[int, ...]) -> str:
     return ".".join(map(str, order))
 
 
-def _since(seconds: float) -> Text:
-    return Text(age(seconds), "red" if seconds > LONG_S else "")
+def _since(seconds: float) -> tuple[Cell]:
+    return (Cell(age(seconds), "red" if seconds > LONG_S else ""),)
 
 
-def bar(part: float, *, warn: float = 0.9) -> Text:
+def bar(part: float, *, warn: float = 0.9) -> tuple[Cell, Cell]:
     """A bar of `BAR` cells, filled up to `part` of 1; red from `warn` on."""
     filled = min(BAR, round(max(part, 0.0) * BAR))
-    style = "red" if part >= warn else "cyan"
-    return Text.assemble(("━" * filled, style), ("─" * (BAR - filled), "dim"))
+    return Cell("━" * filled, "red" if part >= warn else "cyan"), Cell("─" * (BAR - filled), "dim")
 
 
 def size(nbytes: float) -> str:
-    """Bytes to read: "3.1 MB"."""
-    return _scaled(nbytes, 1000.0, ("B", "kB", "MB", "GB", "TB"), " ")
+    """Bytes to read: "3.1 MB"; nothing for none."""
+    return _scaled(nbytes, ("B", "kB", "MB", "GB", "TB"), " ")
 
 
 def count(number: float) -> str:
-    """A number to read: "12.3k"."""
-    return _scaled(number, 1000.0, ("", "k", "M", "G"), "")
+    """A number to read: "12.3k"; nothing for none."""
+    return _scaled(number, ("", "k", "M", "G"), "")
 
 
-def _scaled(number: float, base: float, units: tuple[str, ...], gap: str) -> str:
+def _scaled(number: float, units: tuple[str, ...], gap: str) -> str:
     if not number:
         return ""
     for unit in units:
-        if abs(number) < base or unit == units[-1]:
+        if abs(number) < 1000 or unit == units[-1]:
             break
-        number /= base
-    whole = number >= 100 or (not unit and number == int(number))
+        number /= 1000
+    whole = number >= 100 or (unit in ("", "B") and number == int(number))
     digits = f"{number:.0f}" if whole else f"{number:.3g}"
     return f"{digits}{gap}{unit}".strip()
 

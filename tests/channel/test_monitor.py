@@ -28,6 +28,7 @@ from rlinf.channel.statistics import (
 from rlinf.channel.terminal import Cell, Screen, paint
 from rlinf.channel.testing import Rig, host
 from rlinf.channel.view import draw, size
+from rlinf.comm.testing import eventually
 
 WAIT_S = 20.0
 

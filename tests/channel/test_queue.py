@@ -389,3 +389,14 @@ def test_statistics_show_who_does_how_much():
     assert first.idle_s == 2.0
     assert (second.leased_items, second.outstanding_weight) == (1, 2.0)
     assert state.balance == math.inf
+
+
+def test_consumers_that_are_long_gone_do_not_pile_up() -> None:
+    driver = Driver(lease_s=1.0)
+    for number in range(100):
+        driver.now += 1.0
+        brief = ClientId("consumer/0", 1, number)
+        driver.put(number)
+        (given,) = [c for c in driver.take(brief) if isinstance(c, Delivered)]
+        driver.settle([given.first_tag], brief)
+    assert len(driver.queue.statistics(driver.now).consumers) <= 21

@@ -173,7 +173,6 @@ class Queue:
         return commands
 
     def _on_attach(self, attach: Attach, now: float) -> list[Command]:
-        self._consumers.forget_strangers(now)
         self._consumers.see(attach.consumer, now).capacity = attach.capacity
         return []
 

@@ -35,6 +35,7 @@ class Wish(NamedTuple):
     full: bool = False
     key: str | None = None
     wait: bool = True
+    along: int = 0
 
 
 class _Ask:
@@ -104,11 +105,24 @@ class Inbox:
 
     def take(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
         """Items under a lease of their own; acknowledges what get had handed out."""
+        self._land(deadline, operation)
         with self._lock:
             self._next_turn()
-        self.give_back(self.recalled())
-        items = self._wait_for(wish, deadline, operation)
+            here = self._batch_here(wish)
+            unwanted = [] if here else self._drop_local()
+            self._pace.asks()
+            if wish.full and wish.max_items is not None and wish.target_weight is None:
+                more = self._pace.credit // wish.max_items * wish.max_items - wish.max_items
+                wish = wish._replace(along=max(more, 0))
+        self.give_back(unwanted)
+        items = here or self._wait_for(wish, deadline, operation)
         with self._lock:
+            if not here:
+                self._pace.arrived()
+                if wish.along and wish.max_items is not None:
+                    self._take_in(items[wish.max_items :])
+                    del items[wish.max_items :]
+            self._pace.used += len(items)
             self._leases.update(tag for tag, _ in items)
         return items
 
@@ -247,6 +261,15 @@ class Inbox:
         self._local.extend(items)
         self._enough = len(self._local) // 2
 
+    def _batch_here(self, wish: Wish) -> list[Tagged]:
+        """The whole batch, if it came along with the one before."""
+        local, count = self._local, wish.max_items
+        if not (wish.full and count and wish.target_weight is None and len(local) >= count):
+            return []
+        if time.monotonic() - self._confirmed_at > self.lease_s:
+            return []  # after such a pause it has gone to others
+        return [local.popleft() for _ in range(count)]
+
     def _drop_local(self) -> list[int]:
         tags = [tag for tag, _ in self._local]
         self._local.clear()
@@ -321,12 +344,7 @@ class Inbox:
                 wish = Wish(self._pace.credit if key is None else 1, key=key)
                 items = self._wait_for(wish, deadline, "get")
             else:
-                try:
-                    ahead.reply.wait(self._link.remaining(deadline))
-                except CommTimeout as error:
-                    state = f"{self._link.server} is silent"
-                    raise Timeout(self._link.channel, "get", 0.0, state) from error
-                self._absorb(ahead)
+                self._land(deadline, "get")
                 items = []
             with self._lock:
                 self._check()
@@ -344,6 +362,18 @@ class Inbox:
         with self._lock:
             self._ahead = ask
         ask.reply.add_done_callback(lambda _: self._absorb(ask))
+
+    def _land(self, deadline: float | None, operation: str) -> None:
+        """Wait for what is being brought along, if anything is: it comes before what comes next."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        try:
+            ahead.reply.wait(self._link.remaining(deadline))
+        except CommTimeout as error:
+            state = f"{self._link.server} is silent"
+            raise Timeout(self._link.channel, operation, 0.0, state) from error
+        self._absorb(ahead)
 
     def _absorb(self, ask: _Ask) -> None:
         """Take in what was brought along: by the callback or the waiting get, whoever is first."""

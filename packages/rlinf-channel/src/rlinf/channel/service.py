@@ -185,7 +185,7 @@ class ChannelService:
     ) -> list[Addressed]:
         self._hub.get(caller.channel)
         number, done = ask
-        max_items, target_weight, full, key, wait = wish
+        max_items, target_weight, full, key, wait, along = wish
         take = Take(
             self._ticket(caller, number),
             caller.client,
@@ -196,6 +196,7 @@ class ChannelService:
             _deadline(caller, timeout_s),
             bool(wait),
             expand(done),
+            along,  # type: ignore[arg-type]
         )
         return self._step(caller, take)
 

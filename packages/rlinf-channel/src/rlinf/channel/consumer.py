@@ -7,10 +7,11 @@ from typing import Any
 
 from rlinf.channel.cargo import Cargo, unpack
 from rlinf.channel.errors import ChannelClosed, InvalidConfig, Timeout
-from rlinf.channel.inbox import Inbox, Tagged, Wish
+from rlinf.channel.inbox import Inbox
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
 from rlinf.channel.messages import Outcome
+from rlinf.channel.wish import Tagged, Wish
 from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 

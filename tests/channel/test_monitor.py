@@ -99,7 +99,7 @@ def test_a_picture_fits_its_width_and_prints_what_names_may_hold() -> None:
     lines = draw("job \x1b[2J", snapshot(1.0, channel("a\nb" + "x" * 50, consumers=consumers)))
     text = paint(lines, 80, colours=False)
     assert max(map(len, text)) == 80
-    assert "job ?[2J" in text[0] and text[3].startswith("a?bxx")
+    assert "job ?[2J" in text[0] and text[4].startswith("a?bxx")
     assert any("68 more are not shown" in line for line in text)
 
 

@@ -67,7 +67,8 @@ def announce(address: str, token: bytes, *, server: str = "channel/0") -> Iterat
     Returns:
         The file, for a tool on another host to be given.
     """
-    program = " ".join([Path(sys.argv[0] or "python").name, *sys.argv[1:]])
+    name = "/".join(Path(sys.argv[0] or "python").parts[-2:])
+    program = " ".join([name, *sys.argv[1:]])
     pid = os.getpid()
     job = Job(address, token.hex(), server, program, pid, _started(pid), host_id())
     path: Path | None = None

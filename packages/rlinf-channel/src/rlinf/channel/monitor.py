@@ -35,7 +35,7 @@ from rlinf.comm.errors import CommError
 from rlinf.comm.handle import Handle
 from rlinf.comm.registry_server import RegistryClient
 
-ANSWER_S = 5.0
+ANSWER_S = 15.0
 """How long the first answer may take."""
 GONE_S = 10.0
 """A channel server that cannot be reached for so long is not waited for any more."""
@@ -194,7 +194,7 @@ def first(observer: Observer) -> Snapshot:
             return snapshot
     raise NoJob(
         f"{observer.job.server} of job {observer.job} did not answer within {ANSWER_S:g} s; it is "
-        "stopped (a debugger?), or hosted by another worker (--server)"
+        "starting, or stopped (a debugger?), or has another name (--server)"
     )
 
 

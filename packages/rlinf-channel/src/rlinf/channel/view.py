@@ -29,7 +29,8 @@ def draw(title: str, snapshot: Snapshot, before: Snapshot | None = None) -> list
         f"{len(snapshot.peers)} workers"
     )
     lines: list[Line] = [
-        [Cell("rlinf-monitor", "bold"), Cell(f"  {title}  "), Cell(detail, "dim")],
+        [Cell("rlinf-monitor", "bold"), Cell(f"  {title}")],
+        [Cell(detail, "dim")],
         *_channels(server.channels, rates(before, snapshot)),
         *_consumers(server.channels),
         *_waits(server.channels),

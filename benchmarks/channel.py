@@ -62,7 +62,7 @@ def one_to_one(team: dict[str, Any], item: Any, count: int, rounds: int) -> harn
     rlinf = team["rlinf"]
     runs: dict[str, tuple[Callable[[int], object], int]] = {
         "rlinf put, get": (lambda n: rlinf.stream(item, n), count),
-        "rlinf put_many, get_batch of 64": (lambda n: rlinf.stream_batches(item, n), count),
+        "rlinf put_many, get_batch of 64": (lambda n: rlinf.stream_batches(item, n), 2 * count),
         "rlinf, a round trip each": (lambda n: rlinf.stream(item, n, "one by one"), count // 20),
     }
     for name in ("SimpleQueue", "multiprocessing.Queue"):
@@ -195,7 +195,7 @@ def measure(quick: bool) -> dict[str, object]:
             samples = one_to_one(team, item, count // 4 if quick else count, rounds)
             figures[name] = harness.show(name, samples, "SimpleQueue")
     figures |= coalescing(rounds)
-    figures |= crowds(rounds)
-    figures |= balance(3 if quick else 5)
+    figures |= crowds(3 if quick else 5)
+    figures |= balance(3)
     figures |= watching()
     return figures

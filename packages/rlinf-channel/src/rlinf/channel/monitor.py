@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -27,7 +26,7 @@ from rlinf.channel.job import Job, read_job, running_jobs
 from rlinf.channel.link import MONITOR_SERVICE, Reply, read
 from rlinf.channel.snapshot import Peer, Snapshot, as_json
 from rlinf.channel.statistics import ServerStatistics
-from rlinf.channel.terminal import Line, Screen, paint
+from rlinf.channel.terminal import Screen, paint, svg
 from rlinf.channel.view import WIDTH, draw
 from rlinf.comm.config import CommConfig
 from rlinf.comm.endpoint import Endpoint
@@ -226,17 +225,6 @@ def live(observer: Observer, interval_s: float, out: TextIO) -> None:
             time.sleep(max(0.0, started + interval_s - time.monotonic()))
 
 
-def save(lines: Sequence[Line], file: str) -> None:
-    """A picture as SVG. Needs rich (the extra `monitor`)."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
-    for line in paint(lines, WIDTH, colours=True):
-        console.print(Text.from_ansi(line), no_wrap=True)
-    console.save_svg(file, title="rlinf-monitor")
-
-
 def show(arguments: argparse.Namespace, out: TextIO) -> None:
     """Carry out what the command line asks for."""
     job = find_job(arguments.job)
@@ -251,7 +239,7 @@ def show(arguments: argparse.Namespace, out: TextIO) -> None:
             before, after = two(observer, arguments.interval)
             lines = draw(f"job {job}", after, before)
             if arguments.svg:
-                save(lines, arguments.svg)
+                Path(arguments.svg).write_text(svg(lines, WIDTH), encoding="utf-8")
             if arguments.once:
                 out.writelines(f"{line}\n" for line in paint(lines, WIDTH, colours=out.isatty()))
         else:
@@ -286,14 +274,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1 if arguments.once or arguments.json or arguments.svg else 0
     except ChannelError as error:
         print(f"rlinf-monitor: the channel server refuses: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "rich":
-            raise
-        print(
-            "rlinf-monitor: --svg needs rich: pip install 'rlinf-channel[monitor]'",
-            file=sys.stderr,
-        )
         return 1
     except KeyboardInterrupt:
         return 0

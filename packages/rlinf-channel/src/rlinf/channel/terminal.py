@@ -6,10 +6,20 @@ long.
 
 import shutil
 from collections.abc import Iterable, Sequence
+from html import escape
 from types import TracebackType
 from typing import NamedTuple, TextIO
 
 GAP = 2
+CELL_W, CELL_H = 8.4, 18
+PAPER, INK = "#1c1f24", "#d8dee4"
+INKS = {
+    "cyan": "#39c5cf",
+    "dim": "#7d8590",
+    "green": "#57ab5a",
+    "red": "#f47067",
+    "yellow": "#c69026",
+}
 CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
@@ -65,6 +75,27 @@ def _printable(text: str) -> str:
 
 def _width(cells: Sequence[Cell]) -> int:
     return sum([len(cell.text) for cell in cells])
+
+
+def svg(lines: Sequence[Line], columns: int) -> str:
+    """The lines as a picture of so many columns, for a page."""
+    width, height = round((columns + 4) * CELL_W), (len(lines) + 2) * CELL_H
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">',
+        f'<rect width="{width}" height="{height}" rx="8" fill="{PAPER}"/>',
+        f'<g font-family="monospace" font-size="{CELL_H - 4}" xml:space="preserve">',
+    ]
+    for row, line in enumerate(lines, start=2):
+        at = 2
+        for text, style in line:
+            shown = escape(_printable(text[: max(0, columns + 2 - at)]))
+            if shown.strip():
+                long = len(text) * CELL_W
+                look = f'fill="{INKS.get(style, INK)}"' + ' font-weight="bold"' * (style == "bold")
+                place = f'x="{at * CELL_W:.1f}" y="{row * CELL_H - 4}" textLength="{long:.1f}"'
+                parts.append(f"<text {place} {look}>{shown}</text>")
+            at += len(text)
+    return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
 class Screen:

@@ -83,7 +83,8 @@ def svg(lines: Sequence[Line], columns: int) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">',
         f'<rect width="{width}" height="{height}" rx="8" fill="{PAPER}"/>',
-        f'<g font-family="monospace" font-size="{CELL_H - 4}" xml:space="preserve">',
+        f'<g font-family="monospace" font-size="{CELL_H - 4}" xml:space="preserve" '
+        'style="white-space:pre">',
     ]
     for row, line in enumerate(lines, start=2):
         at = 2

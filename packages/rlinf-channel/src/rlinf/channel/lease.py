@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rlinf.channel.batching import Loading
 from rlinf.channel.cargo import Cargo, pack, unpack
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
-from rlinf.channel.inbox import Inbox, Tagged
+from rlinf.channel.inbox import Inbox
 from rlinf.channel.link import GRACE_S, Link, Reply
 from rlinf.channel.messages import Outcome
 from rlinf.channel.tags import ranges
+from rlinf.channel.wish import Tagged
 from rlinf.comm.errors import CommError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 

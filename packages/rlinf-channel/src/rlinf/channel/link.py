@@ -20,6 +20,7 @@ from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.comm.handle import Default, Handle, TimeoutLike
 
 SERVICE = "channel"
+MONITOR_SERVICE = "channel-monitor"
 GRACE_S = 1.0
 """The server answers at the deadline; a client waits this much longer for that answer."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rlinf.channel import Channel, ChannelBusy, ChannelConfig, ChannelError
+from rlinf.channel import Channel, ChannelBusy, ChannelConfig, ChannelError, announce
 from rlinf.comm import CommConfig, CommError, Endpoint, Handle
 from rlinf.sched import Placement
 from rlinf.workers.bounds import Natural, NonNegative, Positive
@@ -148,6 +148,8 @@ class Cluster:
         close.callback(self.controller.close, config.grace_s)
         close.callback(self._settlers.shutdown, cancel_futures=True)
         self.controller.join(CHANNELS, 0, lambda _: ServerProgram(comm=self.comm))
+        registry = launcher.registry
+        close.enter_context(announce(registry.address, registry.token, server=CHANNELS))
 
     def __enter__(self) -> Self:
         return self

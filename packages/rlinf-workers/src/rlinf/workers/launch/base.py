@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlinf.comm import Registry
+from rlinf.comm import Registry, RegistryServer
 from rlinf.workers.devices import Node
 
 __all__ = ["Ended", "Launcher", "Link", "Process", "Program"]
@@ -64,10 +64,10 @@ class Launcher(ABC):
     """Starts programs. `start` may be called from several threads; it returns before they run.
 
     Attributes:
-        registry: The job's registry, for endpoints in this process.
+        registry: The job's registry: for endpoints in this process, and for tools outside.
     """
 
-    registry: Registry
+    registry: RegistryServer
 
     @abstractmethod
     def nodes(self) -> tuple[Node, ...]:

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 
-from rlinf.comm import MemoryRegistry
+from rlinf.comm import RegistryServer
 from rlinf.workers.devices import Node, local_cores
 from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
 
@@ -22,7 +22,7 @@ class InlineLauncher(Launcher):
     """Runs programs on threads. A thread cannot be killed: `kill` only stops watching it."""
 
     def __init__(self) -> None:
-        self.registry = MemoryRegistry()
+        self.registry = RegistryServer()
         self._threads: list[_Thread] = []
 
     def nodes(self) -> tuple[Node, ...]:
@@ -41,6 +41,7 @@ class InlineLauncher(Launcher):
         for thread in self._threads:
             if not thread.join(max(0.0, deadline - time.monotonic())):
                 log.info("%s is still busy and cannot be ended before this process", thread.name)
+        self.registry.close()
 
 
 class _Thread(Process):

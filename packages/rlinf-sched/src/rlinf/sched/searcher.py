@@ -16,6 +16,7 @@ from rlinf.sched.cost import CostModel, bits
 from rlinf.sched.cuts import Cut, all_cuts, few_cuts
 from rlinf.sched.front import Front, Op, Origin, join, narrow, prune
 from rlinf.sched.machine import Counts
+from rlinf.sched.packing import Packing
 from rlinf.sched.pairing import in_turn, side_by_side
 from rlinf.sched.task import Task, wiring
 
@@ -34,7 +35,8 @@ ALL_CUTS = 5
 """Components up to which narrow fronts are composed over all cuts, not along one order."""
 
 IN_TURN = 4
-"""With narrow fronts, most components of a group in turn within a pipeline."""
+"""With narrow fronts and cuts along one order, most components of a group in turn within a
+pipeline."""
 
 HYBRID_SLACK = 3.0
 """The best hybrid may be that much slower than the best plan."""
@@ -54,6 +56,7 @@ class Searcher:
         ceiling: only plans quicker than this matter.
         sizes: how many options of each component to look at at most; 0: all.
         narrow: keep few rows of each front; the bound then says nothing.
+        packing: says which cuts of a large workflow are promising; None: those along one order.
         bound: relative error which thinned fronts can have caused so far.
     """
 
@@ -62,6 +65,7 @@ class Searcher:
     ceiling: float = np.inf
     sizes: int = 0
     narrow: bool = False
+    packing: Packing | None = None
     bound: float = 0.0
     _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
     _cuts: dict[int, Sequence[Cut]] = field(default_factory=dict)
@@ -109,8 +113,12 @@ class Searcher:
     def cuts(self, members: int) -> Sequence[Cut]:
         """The cuts of a convex set that are looked at."""
         if members not in self._cuts:
-            few = self.narrow and len(self.model.names) > ALL_CUTS
-            self._cuts[members] = tuple((few_cuts if few else all_cuts)(self.model, members))
+            if not self.narrow or len(self.model.names) <= ALL_CUTS:
+                self._cuts[members] = tuple(all_cuts(self.model, members))
+            elif self.packing is not None:
+                self._cuts[members] = self.packing.promising(members)
+            else:
+                self._cuts[members] = tuple(few_cuts(self.model, members))
         return self._cuts[members]
 
     # Single components
@@ -178,7 +186,8 @@ class Searcher:
 
     def _in_turn(self, task: Task) -> Iterator[Front]:
         piped = bool(task.takes or task.gives)
-        if self.narrow and piped and task.members.bit_count() > IN_TURN:
+        few = self.narrow and self.packing is None
+        if few and piped and task.members.bit_count() > IN_TURN:
             return
         for cut in self.cuts(task.members):
             wires = wiring(task, cut, edge=False)
@@ -268,9 +277,22 @@ class Searcher:
         )
         least = 1 if self.model.switching else 2
         found = sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
-        few = FEW if len(self.model.names) < MANY else FEW // 2
-        step = max(1, len(found) // few)
-        yield from found[step // 2 :: step] if self.narrow else found
+        yield from self._likely(found) if self.narrow else found
+
+    def _likely(self, micro_batches: list[int]) -> list[int]:
+        """A few numbers of micro-batches around the one that fills quickest at least overhead."""
+        model = self.model
+        few = FEW if len(model.names) < MANY else FEW // 2
+        if self.packing is None:
+            step = max(1, len(micro_batches) // few)
+            return micro_batches[step // 2 :: step]
+
+        def guess(parts: int) -> float:
+            whole = range(len(model.names))
+            times = [model.options(i, parts).seconds.min(initial=0.0) for i in whole]
+            return float(sum(times)) * (parts + max(model.depth) + 1)
+
+        return sorted(sorted(micro_batches, key=guess)[:few], reverse=True)
 
     def slack(self) -> float:
         """Plans up to this factor above the best so far are kept."""

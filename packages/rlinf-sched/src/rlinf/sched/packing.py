@@ -21,7 +21,7 @@ LEVELS = 64
 MOST_CUTS = 60_000
 """Beyond so many cuts no packing is looked for; ten independent components have 57,002."""
 
-PROMISING = 1500
+PROMISING = 600
 """About so many cuts are promising in all, and at least two of a set on each number of devices."""
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from rlinf.comm.address import WorkerId
 from rlinf.comm.errors import CommError, PeerLost
 from rlinf.comm.events import Connected, Disconnected, Event, Lost, Received, Sent, Sink
 from rlinf.comm.frame import ERROR, MESSAGE, NAMES, RAW, REPLY, REQUEST, Incoming, Outgoing
-from rlinf.comm.mailbox import Letter, Mailbox, Wish
+from rlinf.comm.mailbox import Mailbox, Wish
 from rlinf.comm.outbox import Outbox
 from rlinf.comm.peers import Peer, Peers, lost_error
 from rlinf.comm.request import Calls, Request, Services, rebuild
@@ -49,17 +49,22 @@ class Exchange:
 
     # -- encode and decode ---------------------------------------------------------------------
 
+    def encode(self, obj: object) -> tuple[int, bytes, Sequence[memoryview]]:
+        """The flags, header and buffers of an object; a few bytes are their own encoding."""
+        if type(obj) is bytes and len(obj) <= RAW_BYTES:
+            return RAW, obj, ()
+        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle)
+        return 0, header, buffers
+
     def pack(
         self, kind: int, obj: object, *, tag: int = 0, ident: int = 0, service: str = ""
     ) -> Outgoing:
-        """Encode an object into a frame; a few bytes are their own encoding."""
+        """Encode an object into a frame."""
+        flags, header, buffers = self.encode(obj)
         name = service.encode() if service else b""
-        if type(obj) is bytes and len(obj) <= RAW_BYTES:
-            frame = Outgoing(kind, obj, (), tag=tag, ident=ident, service=name)
-            frame.flags = RAW
-            return frame
-        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle)
-        return Outgoing(kind, header, buffers, tag=tag, ident=ident, service=name)
+        frame = Outgoing(kind, header, buffers, tag=tag, ident=ident, service=name)
+        frame.flags = flags
+        return frame
 
     def unpack(self, frame: Incoming) -> Any:
         """Decode what a frame carries; arrays are views on its buffers."""
@@ -69,28 +74,28 @@ class Exchange:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def open(self, letter: Letter) -> Any:
+    def open(self, letter: Incoming) -> Any:
         """Decode a letter that is being received, and let the sender send on."""
-        if letter.window.consume(letter.frame.nbytes):
+        if letter.window.consume(letter.nbytes):
             self.outbox.credit(self._peers.get(letter.source))
-        return self.unpack(letter.frame)
+        return letter.header if letter.flags & RAW else self.unpack(letter)
 
     def ask(self, wish: Wish, tag: int) -> None:
         """Fulfil a wish with the next message."""
         letter = self.mailbox.wish(tag, wish)
-        if letter is not None and not self._fulfil(wish, letter):
-            self.mailbox.give_back(letter)
+        if letter is not None:
+            self._fulfil(wish, letter)
 
-    def _fulfil(self, wish: Wish, letter: Letter) -> bool:
+    def _fulfil(self, wish: Wish, letter: Incoming) -> bool:
         if wish.done():
             return False
         try:
-            obj = self.unpack(letter.frame)
+            obj = self.unpack(letter)
         except CommError as error:
             taken = wish.set_error(error)
         else:
             taken = wish.set_result((obj, letter.source) if wish.named else obj)
-        if taken and letter.window.consume(letter.frame.nbytes):
+        if taken and letter.window.consume(letter.nbytes):
             self.outbox.credit(self._peers.get(letter.source))
         return taken
 
@@ -105,7 +110,8 @@ class Exchange:
             at, what = time.monotonic(), NAMES[frame.kind]
             self.emit(Received(peer.id, link.epoch, at, what, frame.tag, frame.nbytes))
         if frame.kind == MESSAGE:
-            self.mailbox.deliver(Letter(peer.id, frame, peer.window))
+            frame.source, frame.window = peer.id, peer.window
+            self.mailbox.deliver(frame)
         elif frame.kind == REQUEST:
             self._serve(link, peer, frame)
         else:
@@ -158,13 +164,12 @@ class Exchange:
             except Exception:
                 log.exception("%s: sink %r raised", self.me, sink)
 
-    def sent(self, to: WorkerId, frame: Outgoing) -> None:
+    def sent(self, to: WorkerId, kind: int, tag: int, nbytes: int) -> None:
         """Count a frame that was handed over."""
         self.counters.sent += 1
-        self.counters.sent_bytes += frame.nbytes
+        self.counters.sent_bytes += nbytes
         if self.sinks:
-            at, what = time.monotonic(), NAMES[frame.kind]
-            self.emit(Sent(to, 0, at, what, frame.tag, frame.nbytes))
+            self.emit(Sent(to, 0, time.monotonic(), NAMES[kind], tag, nbytes))
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -173,7 +178,7 @@ class Exchange:
 
         def answer(kind: int, value: object) -> None:
             reply = self.pack(kind, value, ident=frame.ident)
-            self.sent(peer.id, reply)
+            self.sent(peer.id, kind, 0, reply.nbytes)
             self.outbox.reply(link, peer, reply)
 
         service = frame.service.decode(errors="replace")

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlinf.comm.address import WorkerId
 from rlinf.comm.handle import Handle
+from rlinf.comm.window import Window
 
 # Handshake; the only kinds before authentication.
 HELLO, CHALLENGE, PROVE, WELCOME, REFUSE = 1, 2, 3, 4, 5
@@ -139,7 +141,13 @@ class Outgoing:
 
 
 class Incoming:
-    """A frame that has arrived whole. The buffers are views on memory of their own."""
+    """A frame that has arrived whole. The buffers are views on memory of their own.
+
+    Attributes:
+        source: Who sent it; set once that is known, as are the next two.
+        window: What it has to be taken from when it is received.
+        order: Its place among all messages of its mailbox.
+    """
 
     __slots__ = (
         "buffers",
@@ -149,22 +157,30 @@ class Incoming:
         "ident",
         "kind",
         "nbytes",
+        "order",
         "places",
         "service",
+        "source",
         "tag",
+        "window",
     )
 
-    def __init__(self, kind: int, tag: int, ident: int, credit: int, flags: int = 0) -> None:
+    def __init__(
+        self, kind: int, tag: int, ident: int, credit: int, flags: int = 0, header: bytes = b""
+    ) -> None:
         self.kind = kind
         self.flags = flags
         self.tag = tag
         self.ident = ident
         self.credit = credit
+        self.header = header
+        self.nbytes = len(header)
         self.service = b""
-        self.header = b""
-        self.buffers: list[memoryview] = []
-        self.places: list[Place] = []
-        self.nbytes = 0
+        self.buffers: Sequence[memoryview] = ()
+        self.places: Sequence[Place] = ()
+        self.source: WorkerId
+        self.window: Window
+        self.order: int
 
 
 def allocate(nbytes: int) -> memoryview:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from rlinf.comm.address import WorkerId
 from rlinf.comm.frame import Incoming
 from rlinf.comm.handle import Handle, Progress
-from rlinf.comm.window import Window
 
 
 class Any_:  # noqa: N801 - the type of the constant ANY
@@ -25,18 +24,6 @@ class Any_:  # noqa: N801 - the type of the constant ANY
 ANY: Final = Any_()
 
 Source = WorkerId | Any_
-
-
-class Letter:
-    """A message that has arrived: from whom, the frame, and the window it has to be taken from."""
-
-    __slots__ = ("frame", "order", "source", "window")
-
-    def __init__(self, source: WorkerId, frame: Incoming, window: Window) -> None:
-        self.source = source
-        self.frame = frame
-        self.window = window
-        self.order = 0
 
 
 class Wish(Handle[Any]):
@@ -67,34 +54,57 @@ class Mailbox:
         fulfil: Decodes a letter and completes the handle of a wish; False: nobody cares any more.
     """
 
-    def __init__(self, fulfil: Callable[[Wish, Letter], bool]) -> None:
+    def __init__(self, fulfil: Callable[[Wish, Incoming], bool]) -> None:
         self._fulfil = fulfil
         self._lock = threading.Lock()
         self._order = itertools.count()
-        self._letters: dict[int, dict[WorkerId, deque[Letter]]] = {}
+        self._letters: dict[int, dict[WorkerId, deque[Incoming]]] = {}
         self._wishes: dict[int, deque[Wish]] = {}
+        self._hope: Source | None = None
+        self._hoped_tag = 0
+        self._answer: Incoming | None = None
         self.nbytes = 0
 
-    def deliver(self, letter: Letter) -> bool:
+    def deliver(self, letter: Incoming) -> bool:
         """Give a letter to the first wish that takes it, else keep it; says whether taken."""
         while True:
             with self._lock:
-                wish = self._matching(letter)
+                wish = self._matching(letter) if self._wishes else None
                 if wish is None:
+                    hope = self._hope
+                    if (hope is letter.source or hope is ANY) and self._hoped_tag == letter.tag:
+                        self._hope, self._answer = None, letter
+                        return True
                     letter.order = next(self._order)
                     self._keep(letter)
                     return False
             if self._fulfil(wish, letter):
                 return True
 
-    def take(self, source: Source, tag: int) -> Letter | None:
+    def take(self, source: Source, tag: int) -> Incoming | None:
         """The oldest letter there is for this source and tag, if any."""
         if not self._letters:
             return None
         with self._lock:
             return self._take(source, tag)
 
-    def wish(self, tag: int, wish: Wish) -> Letter | None:
+    def hope(self, source: Source, tag: int) -> Incoming | None:
+        """The same; and the next one that comes, if no wish takes it, is kept for `answer`.
+
+        For the thread that dispatches, about to look for it: there is one at a time.
+        """
+        with self._lock:
+            letter = self._take(source, tag)
+            if letter is None:
+                self._hope, self._hoped_tag = source, tag
+            return letter
+
+    def answer(self) -> Incoming | None:
+        """What has come of the last `hope`."""
+        letter, self._hope, self._answer = self._answer, None, None
+        return letter
+
+    def wish(self, tag: int, wish: Wish) -> Incoming | None:
         """A letter that is there already, else None: the wish is kept for one that comes."""
         with self._lock:
             letter = self._take(wish.source, tag)
@@ -106,17 +116,6 @@ class Mailbox:
                 wishes.append(wish)
             return letter
 
-    def give_back(self, letter: Letter) -> None:
-        """A letter taken for a wish that was withdrawn meanwhile: the next one may have it."""
-        while True:
-            with self._lock:
-                wish = self._matching(letter)
-                if wish is None:
-                    self._keep(letter, first=True)
-                    return
-            if self._fulfil(wish, letter):
-                return
-
     def wishes(self, source: WorkerId | None = None) -> list[Wish]:
         """What waits for this source in particular (None: everything that waits)."""
         with self._lock:
@@ -127,19 +126,19 @@ class Mailbox:
                 if source is None or wish.source == source
             ]
 
-    def _matching(self, letter: Letter) -> Wish | None:
+    def _matching(self, letter: Incoming) -> Wish | None:
         """Under the lock. Wishes whose handle is done (withdrawn, expired) are dropped."""
-        wishes = self._wishes.get(letter.frame.tag)
+        wishes = self._wishes.get(letter.tag)
         if wishes is None:
             return None
         for index, wish in enumerate(wishes):
             if wish.done():
-                self._sweep(letter.frame.tag)
+                self._sweep(letter.tag)
                 return self._matching(letter)
             if wish.source is letter.source or wish.source is ANY or wish.source == letter.source:
                 del wishes[index]
                 if not wishes:
-                    del self._wishes[letter.frame.tag]
+                    del self._wishes[letter.tag]
                 return wish
         return None
 
@@ -150,15 +149,18 @@ class Mailbox:
         else:
             del self._wishes[tag]
 
-    def _keep(self, letter: Letter, *, first: bool = False) -> None:
-        queue = self._letters.setdefault(letter.frame.tag, {}).setdefault(letter.source, deque())
-        if first:
-            queue.appendleft(letter)
+    def _keep(self, letter: Incoming) -> None:
+        sources = self._letters.get(letter.tag)
+        if sources is None:
+            sources = self._letters[letter.tag] = {}
+        queue = sources.get(letter.source)
+        if queue is None:
+            sources[letter.source] = deque((letter,))
         else:
             queue.append(letter)
-        self.nbytes += letter.frame.nbytes
+        self.nbytes += letter.nbytes
 
-    def _take(self, source: Source, tag: int) -> Letter | None:
+    def _take(self, source: Source, tag: int) -> Incoming | None:
         sources = self._letters.get(tag)
         if sources is None:
             return None
@@ -173,5 +175,5 @@ class Mailbox:
             del sources[letter.source]
             if not sources:
                 del self._letters[tag]
-        self.nbytes -= letter.frame.nbytes
+        self.nbytes -= letter.nbytes
         return letter

@@ -61,6 +61,7 @@ class ShmLink(StreamLink):
         # A Unix socket is connected at once, but `on_open` is to come later.
         super().__init__(sock, surroundings, dialled=dialled, encoder=self._lender)
         self._borrower = Borrower(self, self._out)
+        self._released = self._borrower.released
 
     # -- sending and receiving -----------------------------------------------------------------
 
@@ -166,14 +167,13 @@ class ShmLink(StreamLink):
             self._flush()
 
     def _let_in(self) -> None:
-        if self._borrower.released and self._settling.acquire(blocking=False):
+        if self._settling.acquire(blocking=False):
             leases = self._borrower.settle()
             self._queue.add(Outgoing(RELEASE, struct.pack(f"<{len(leases)}Q", *leases)))
             self._settling.release()
 
     def _let_out(self) -> None:
-        if self._borrower.released:
-            self.settle()
+        self.settle()
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
 from rlinf.comm.mailbox import ANY, Any_, Wish
+from rlinf.comm.many import Many
 from rlinf.comm.peers import Peer, lost_error
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
@@ -98,7 +99,7 @@ class Endpoint:
         self._patience = self._in.patience
         self.registry = self._in.registry
         if sink is not None:
-            self._exchange.sinks.append(sink)
+            self._exchange.ledger.sinks.append(sink)
         self._exchange.services.add(STATISTICS, lambda r: r.reply(asdict(self.statistics())))
         guard(self, Endpoint._after_fork)
         try:
@@ -125,16 +126,11 @@ class Endpoint:
         peer = self._known.get(to) or self._peer(to)
         flags, header, buffers = self._exchange.encode(obj)
         if not buffers and self._outbox.try_small(peer, tag, flags, header):
-            self._exchange.sent(peer.id, MESSAGE, tag, len(header))
+            self._exchange.ledger.sent(peer.id, MESSAGE, tag, len(header))
             return
         frame = Outgoing(MESSAGE, header, buffers, tag=tag)
         frame.flags = flags
-        link = peer.link
-        copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
-        if copied and self._outbox.try_post(peer, frame):
-            self._exchange.sent(peer.id, MESSAGE, tag, frame.nbytes)
-            return
-        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+        self._send(frame, peer, timeout)
 
     def isend(
         self, obj: object, to: str | WorkerId, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -147,7 +143,7 @@ class Endpoint:
         peer = self._peer(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
         if self._outbox.try_post(peer, frame):
-            self._exchange.sent(peer.id, MESSAGE, tag, frame.nbytes)
+            self._exchange.ledger.sent(peer.id, MESSAGE, tag, frame.nbytes)
             done: Handle[None] = Handle("isend", progress=self._loop)
             done.set_result(None)
             return done
@@ -219,6 +215,11 @@ class Endpoint:
         self._patience.expire(handle, timeout, peer)
         return handle
 
+    @property
+    def many(self) -> Many:
+        """`send` and `recv` for many small messages at a time."""
+        return Many(self)
+
     # -- services ------------------------------------------------------------------------------
 
     def call(
@@ -250,11 +251,11 @@ class Endpoint:
 
     def add_sink(self, sink: Sink) -> None:
         """Tell this sink of every event from now on."""
-        self._exchange.sinks.append(sink)
+        self._exchange.ledger.sinks.append(sink)
 
     def statistics(self) -> EndpointStatistics:
         """What was sent and received, and which transport leads to whom."""
-        counters = self._exchange.counters
+        counters = self._exchange.ledger.counters
         me = self.id
         links = {str(p.id): p.link.transport for p in self._in.peers.all() if p.link and p.id != me}
         return EndpointStatistics(
@@ -273,7 +274,7 @@ class Endpoint:
         """
         if self._refusal is not None:
             return
-        self._exchange.emit(Closing(self.id, self.epoch, time.monotonic()))
+        self._exchange.ledger.emit(Closing(self.id, self.epoch, time.monotonic()))
         self._refusal = EndpointClosed(f"endpoint {self.id} is closed", operation="close")
         self._in.close(self._refusal)
 
@@ -308,12 +309,20 @@ class Endpoint:
             known = self._known[who] = self._in.peers.get(WorkerId.parse(who))
         return known
 
+    def _send(self, frame: Outgoing, peer: Peer, timeout: TimeoutLike) -> None:
+        link = peer.link
+        copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
+        if copied and self._outbox.try_post(peer, frame):
+            self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
+            return
+        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+
     def _post(self, frame: Outgoing, peer: Peer, what: str) -> Handle[None]:
         handle: Handle[None] = self._patience.handle(f"{what} {peer.name} ({frame.nbytes} bytes)")
         frame.cares = handle
         frame.done = handle
         self._outbox.post(peer, frame)
-        self._exchange.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
+        self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
         return handle
 
     def _wait_for(self, peer: Peer | None, tag: int, timeout: TimeoutLike) -> tuple[Any, WorkerId]:

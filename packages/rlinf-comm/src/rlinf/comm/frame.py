@@ -10,7 +10,8 @@ CHUNK frames, between which other frames may come. One such message is under way
 """
 
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +34,7 @@ NAMES = {MESSAGE: "message", REQUEST: "request", REPLY: "reply", ERROR: "error"}
 
 CHUNKED = 1
 RAW = 4  # the header is the payload itself: bytes that need no encoding
+MANY = 8  # the header is a bundle of messages, each RAW or each a header
 PRIVATE = 2  # the receiver holds much of the sender's pool: it should copy at once
 
 PREFIX = struct.Struct("<BBHIIIqQQ")
@@ -147,6 +149,7 @@ class Incoming:
         source: Who sent it; set once that is known, as are the next two.
         window: What it has to be taken from when it is received.
         order: Its place among all messages of its mailbox.
+        rest: The messages of a bundle that are still to be received; None where it is no bundle.
     """
 
     __slots__ = (
@@ -159,6 +162,7 @@ class Incoming:
         "nbytes",
         "order",
         "places",
+        "rest",
         "service",
         "source",
         "tag",
@@ -178,9 +182,24 @@ class Incoming:
         self.service = b""
         self.buffers: Sequence[memoryview] = ()
         self.places: Sequence[Place] = ()
+        self.rest: deque[bytes] | None = None
         self.source: WorkerId
         self.window: Window
         self.order: int
+
+    def unfold(self, messages: Iterable[bytes]) -> None:
+        """Become the bundle of these."""
+        self.rest = deque(messages)
+        self.nbytes = sum(map(len, self.rest))
+
+    def split(self) -> "Incoming":
+        """The first message of a bundle, taken off it; what is no bundle is its own."""
+        if self.rest is None:
+            return self
+        one = Incoming(self.kind, self.tag, 0, 0, self.flags, self.rest.popleft())
+        one.source, one.window = self.source, self.window
+        self.nbytes -= one.nbytes
+        return one
 
 
 def allocate(nbytes: int) -> memoryview:

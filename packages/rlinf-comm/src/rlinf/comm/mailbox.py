@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlinf.comm.address import WorkerId
-from rlinf.comm.frame import Incoming
+from rlinf.comm.frame import RAW, Incoming
 from rlinf.comm.handle import Handle, Progress
 
 
@@ -65,21 +65,28 @@ class Mailbox:
         self._answer: Incoming | None = None
         self.nbytes = 0
 
-    def deliver(self, letter: Incoming) -> bool:
-        """Give a letter to the first wish that takes it, else keep it; says whether taken."""
+    def deliver(self, letter: Incoming) -> None:
+        """Give a letter to the first wish that takes it, else keep it; a bundle, to several."""
+        one: Incoming | None = None
         while True:
             with self._lock:
                 wish = self._matching(letter) if self._wishes else None
+                hope = self._hope
+                if wish is None and not (
+                    hope is not None
+                    and (hope is letter.source or hope is ANY)
+                    and self._hoped_tag == letter.tag
+                ):
+                    self._keep(letter, one)
+                    return
+                if one is None:
+                    one = letter.split()
                 if wish is None:
-                    hope = self._hope
-                    if (hope is letter.source or hope is ANY) and self._hoped_tag == letter.tag:
-                        self._hope, self._answer = None, letter
-                        return True
-                    letter.order = next(self._order)
-                    self._keep(letter)
-                    return False
-            if self._fulfil(wish, letter):
-                return True
+                    self._hope, self._answer = None, one
+            if wish is None or self._fulfil(wish, one):
+                if not letter.rest:
+                    return
+                one = None
 
     def take(self, source: Source, tag: int) -> Incoming | None:
         """The oldest letter there is for this source and tag, if any."""
@@ -87,6 +94,20 @@ class Mailbox:
             return None
         with self._lock:
             return self._take(source, tag)
+
+    def take_bundle(self, source: Source, tag: int, most: int) -> Incoming | None:
+        """The same; all that is left of a raw bundle, if that is no more than `most` messages."""
+        if not self._letters:
+            return None
+        with self._lock:
+            return self._take(source, tag, most=most)
+
+    def put_back(self, letter: Incoming) -> None:
+        """What was taken is to be the first again."""
+        with self._lock:
+            sources = self._letters.setdefault(letter.tag, {})
+            sources.setdefault(letter.source, deque()).appendleft(letter)
+            self.nbytes += letter.nbytes
 
     def hope(self, source: Source, tag: int) -> Incoming | None:
         """The same; and the next one that comes, if no wish takes it, is kept for `answer`.
@@ -149,7 +170,12 @@ class Mailbox:
         else:
             del self._wishes[tag]
 
-    def _keep(self, letter: Incoming) -> None:
+    def _keep(self, letter: Incoming, one: Incoming | None) -> None:
+        """Under the lock. `one` was split off, but nobody took it."""
+        letter.order = next(self._order)
+        if one is not None and letter.rest is not None:
+            letter.rest.appendleft(one.header)
+            letter.nbytes += one.nbytes
         sources = self._letters.get(letter.tag)
         if sources is None:
             sources = self._letters[letter.tag] = {}
@@ -160,20 +186,28 @@ class Mailbox:
             queue.append(letter)
         self.nbytes += letter.nbytes
 
-    def _take(self, source: Source, tag: int) -> Incoming | None:
+    def _queue(self, source: Source, tag: int) -> deque[Incoming] | None:
+        """Where the oldest letter for this source and tag is the first. Under the lock."""
         sources = self._letters.get(tag)
         if sources is None:
             return None
         if isinstance(source, WorkerId):
-            queue = sources.get(source)
-        else:
-            queue = min(sources.values(), key=lambda letters: letters[0].order)
+            return sources.get(source)
+        return min(sources.values(), key=lambda letters: letters[0].order)
+
+    def _take(self, source: Source, tag: int, *, most: int = 0) -> Incoming | None:
+        """A raw bundle of no more than `most` messages is taken whole. Under the lock."""
+        queue = self._queue(source, tag)
         if queue is None:
             return None
-        letter = queue.popleft()
-        if not queue:
-            del sources[letter.source]
-            if not sources:
-                del self._letters[tag]
-        self.nbytes -= letter.nbytes
-        return letter
+        letter = queue[0]
+        whole = letter.rest is not None and len(letter.rest) <= most and bool(letter.flags & RAW)
+        one = letter if whole else letter.split()
+        if whole or not letter.rest:
+            queue.popleft()
+            if not queue:
+                del self._letters[tag][letter.source]
+                if not self._letters[tag]:
+                    del self._letters[tag]
+        self.nbytes -= one.nbytes
+        return one

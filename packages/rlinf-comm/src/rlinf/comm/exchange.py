@@ -19,7 +19,6 @@ from rlinf.comm.request import Calls, Request, Services, rebuild
 from rlinf.comm.transports.base import Link
 from rlinf.comm.window import LETTER_BYTES
 
-
 RAW_BYTES = 1 << 12
 
 

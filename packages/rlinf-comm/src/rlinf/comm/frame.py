@@ -34,6 +34,7 @@ NAMES = {MESSAGE: "message", REQUEST: "request", REPLY: "reply", ERROR: "error"}
 
 CHUNKED = 1
 RAW = 4  # the header is the payload itself: bytes that need no encoding
+SHORT = 16  # the header refers to a structure that was sent before on this connection
 MANY = 8  # the header is a bundle of messages, each RAW or each a header
 PRIVATE = 2  # the receiver holds much of the sender's pool: it should copy at once
 

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable, Sequence
 
+from rlinf.comm.encoding.shorthand import Restorer
 from rlinf.comm.errors import ProtocolError
 from rlinf.comm.frame import (
     CHUNK,
@@ -12,6 +13,7 @@ from rlinf.comm.frame import (
     PREFIX,
     REFUSE,
     SHAKE_BYTES,
+    SHORT,
     Incoming,
     allocate,
     padded,
@@ -90,9 +92,10 @@ class Reader:
     def __init__(self, *, placed: bool, limit_bytes: int) -> None:
         self._authenticated = self._quick = False
         self.memory: Callable[[int], memoryview] = allocate
+        self._restore = Restorer().restore
         self._placed = placed
         self._limit = limit_bytes
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._scratch = allocate(SCRATCH_BYTES)  # not cleared: pages nobody needs are not there
         self.pos = self.end = 0
         self._prefix: tuple[int, ...] | None = None
         self._head: Body | None = None
@@ -137,6 +140,7 @@ class Reader:
 
         Raises:
             ProtocolError: The bytes are no frame, or one larger than allowed.
+            CodecError: A header refers to a structure that was never sent.
         """
         while True:
             if self._prefix is None:
@@ -151,7 +155,10 @@ class Reader:
                 if not count and end <= self.end and kind != CHUNK and self._quick:
                     self._prefix = None
                     self.pos = end
-                    frame = Incoming(kind, tag, ident, credit, flags, bytes(scratch[head:end]))
+                    data = bytes(scratch[head:end])
+                    if flags & SHORT:
+                        data = self._restore(data)
+                    frame = Incoming(kind, tag, ident, credit, flags, data)
                     if service:
                         frame.service = bytes(scratch[pos:head])
                     return frame
@@ -210,7 +217,10 @@ class Reader:
             return
         each = PLACED if self._placed else INLINE
         start = service + count * each.size
-        frame = Incoming(kind, tag, ident, credit, flags, bytes(head[start:]))
+        data = bytes(head[start:])
+        if flags & SHORT:
+            data = self._restore(data)
+        frame = Incoming(kind, tag, ident, credit, flags, data)
         frame.service = bytes(head[:service])
         sizes: list[int] = []
         if count and self._placed:

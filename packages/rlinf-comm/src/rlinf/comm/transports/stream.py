@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import ClassVar
 
-from rlinf.comm.errors import ProtocolError
+from rlinf.comm.errors import CodecError, ProtocolError
 from rlinf.comm.frame import MESSAGE, PREFIX, Incoming, Outgoing
 from rlinf.comm.poller import READ, WRITE
 from rlinf.comm.reader import Reader
@@ -105,9 +105,9 @@ class StreamLink(Link):
         """Nothing else waits, as a rule: then it is one system call, and that is all."""
         with self._out:
             if not (self._released or self._writing or self._gone):
+                mark, short = (flags, header) if flags else self._encoder.short(0, header)
                 credit = self._encoder.credit()
-                prefix = PREFIX.pack(MESSAGE, flags, 0, len(header), 0, 0, tag, 0, credit)
-                data = prefix + header
+                data = PREFIX.pack(MESSAGE, mark, 0, len(short), 0, 0, tag, 0, credit) + short
                 count = self._attempt(data)
                 if count != len(data):
                     self._stuck(data, count, small(tag, flags, header))
@@ -241,7 +241,7 @@ class StreamLink(Link):
                 self._report(frame)
                 if reader.pos == reader.end:
                     return
-        except ProtocolError as error:
+        except (ProtocolError, CodecError) as error:
             self.close(str(error))
 
     def _report(self, frame: Incoming) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import ClassVar
 
-from rlinf.comm.errors import CodecError, ProtocolError
+from rlinf.comm.errors import CodecError, PoolExhausted, ProtocolError
 from rlinf.comm.frame import MESSAGE, PREFIX, Incoming, Outgoing
 from rlinf.comm.poller import READ, WRITE
 from rlinf.comm.reader import Reader
@@ -241,8 +241,10 @@ class StreamLink(Link):
                 self._report(frame)
                 if reader.pos == reader.end:
                     return
-        except (ProtocolError, CodecError) as error:
+        except (ProtocolError, CodecError, PoolExhausted) as error:
             self.close(str(error))
+        except MemoryError:
+            self.close("there is no memory for a message of the size it claims to have")
 
     def _report(self, frame: Incoming) -> None:
         self.owner.on_frame(self, frame)

@@ -244,7 +244,7 @@ class Endpoint:
 
         It is the receiver's as soon as it is sent: do not write to it again before the receiver
         is done with it, or send a copy (`CommConfig.debug_in_place` finds out who does). Small
-        arrays (under 64 KiB) are copied all the same. Ordinary memory where no transport has any.
+        arrays (under 256 KiB) are copied all the same. Ordinary memory where no transport has any.
         """
         self._check()
         return empty(self._in.transports.values(), shape, dtype)

@@ -333,7 +333,10 @@ class Endpoint:
             try:
                 letter = self._mailbox.hope(ANY if peer is None else peer.id, tag)
                 if letter is None:
-                    self._loop.turn(self._patience.limit(timeout))
+                    limit = self._patience.limit(timeout)
+                    if limit is None:
+                        log.info("waiting without a deadline for: %s", _receiving(peer, tag))
+                    self._loop.turn(limit)
                     letter = self._mailbox.answer()
             finally:
                 self._loop.retire()
@@ -349,12 +352,14 @@ class Endpoint:
         return received
 
     def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Wish:
-        what = "recv from anybody" if peer is None else peer.receiving
-        if tag:
-            what = f"{what} (tag {tag})"
         who = ANY if peer is None else peer.id
-        wish = Wish(what, self._loop, self._patience.timeout_s, who, named)
+        wish = Wish(_receiving(peer, tag), self._loop, self._patience.timeout_s, who, named)
         self._exchange.ask(wish, tag)
         if peer is not None and peer.link is None and not wish.done():
             self._patience.watch(wish, peer)
         return wish
+
+
+def _receiving(peer: Peer | None, tag: int) -> str:
+    what = "recv from anybody" if peer is None else peer.receiving
+    return f"{what} (tag {tag})" if tag else what

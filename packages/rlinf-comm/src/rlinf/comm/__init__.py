@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Sent,
         Sink,
     )
+    from rlinf.comm.group import Group
     from rlinf.comm.handle import DEFAULT, Handle, wait_all
     from rlinf.comm.mailbox import ANY
     from rlinf.comm.registry import MemoryRegistry, Registry, WorkerRecord
@@ -76,6 +77,7 @@ __all__ = [
     "EndpointStatistics",
     "Event",
     "ForkedProcess",
+    "Group",
     "Handle",
     "Locality",
     "Lost",
@@ -124,6 +126,7 @@ _MODULES = {
         "Sent",
         "Sink",
     ),
+    "group": ("Group",),
     "handle": ("DEFAULT", "Handle", "wait_all"),
     "mailbox": ("ANY",),
     "registry": ("MemoryRegistry", "Registry", "WorkerRecord"),

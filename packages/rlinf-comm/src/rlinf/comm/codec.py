@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from rlinf.comm.encoding import array_readers, readers  # noqa: F401 - fill COMPILERS
+from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.encoding.parcel import Parcel
 from rlinf.comm.encoding.template import Malformed, Values, compile_structure
 from rlinf.comm.encoding.writer import write
@@ -69,13 +70,17 @@ class Packed(NamedTuple):
         return len(self.header) + sum([buffer.nbytes for buffer in self.buffers])
 
 
-def split(value: object, *, allow_pickle: bool = True) -> Packed:
+def split(
+    value: object, *, allow_pickle: bool = True, kinds: frozenset[str] = frozenset()
+) -> Packed:
     """Encode an object. The buffers are views on it: write them out before it changes.
+
+    Tensors on these `kinds` of device give an `OnDevice` in the place of a buffer.
 
     Raises:
         CodecError: It cannot be encoded; `path` says where in the object the obstacle is.
     """
-    header, buffers = write(value, allow_pickle)
+    header, buffers = write(value, allow_pickle, kinds)
     return Packed(header, tuple(buffers))
 
 
@@ -107,7 +112,8 @@ def join(header: bytes, buffers: Sequence[Buffer] = (), *, allow_pickle: bool = 
 def _views(buffers: Iterable[Buffer]) -> list[memoryview]:
     return [
         buffer
-        if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1
+        if type(buffer) is OnDevice
+        or (type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1)
         else memoryview(buffer).cast("B")
         for buffer in buffers
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from rlinf.comm import codec
 from rlinf.comm import lifecycle as life
 from rlinf.comm.address import WorkerId
+from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.errors import CommError, PeerLost
 from rlinf.comm.events import Connected, Disconnected, Event, Lost, Received, Sent, Sink
 from rlinf.comm.frame import ERROR, MESSAGE, NAMES, RAW, REPLY, REQUEST, Incoming, Outgoing
@@ -44,6 +45,7 @@ class Exchange:
         self.sinks: list[Sink] = []
         self.counters = Counters()
         self.outbox: Outbox
+        self.kinds: frozenset[str] = frozenset()
         self._peers = peers
         self._allow_pickle = allow_pickle
 
@@ -58,8 +60,11 @@ class Exchange:
             frame = Outgoing(kind, obj, (), tag=tag, ident=ident, service=name)
             frame.flags = RAW
             return frame
-        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle)
-        return Outgoing(kind, header, buffers, tag=tag, ident=ident, service=name)
+        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle, kinds=self.kinds)
+        frame = Outgoing(kind, header, buffers, tag=tag, ident=ident, service=name)
+        if self.kinds:
+            frame.on_device = any(type(buffer) is OnDevice for buffer in buffers)
+        return frame
 
     def unpack(self, frame: Incoming) -> Any:
         """Decode what a frame carries; arrays are views on its buffers."""

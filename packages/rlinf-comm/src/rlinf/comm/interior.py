@@ -75,11 +75,20 @@ class Interior:
             owner=reception,
             deferred=self.peers.deferred,
             memory=self._memory,
+            device=record.device,
         )
-        for name, kind in transports()[0].items():
+        usable, absent = transports()
+        missing = dict(absent)
+        for name, kind in usable.items():
+            reason = kind.unsuited(record.device, config.backend_priority)
+            if reason is not None:
+                missing[name] = reason
+                continue
             self.transports[name] = kind(surroundings)
+            self.exchange.kinds |= kind.kinds
         addresses = tuple(transport.listen() for transport in self.transports.values())
         self.manager.me = replace(record, addresses=addresses)
+        self.manager.missing = missing
         self.manager.use(self.transports, reception.greeter, surroundings)
         self.manager.me = self._membership.join(self.manager.me, config.connection_timeout_s)
         self.loop.call_later(config.idle_s, self._close_idle)

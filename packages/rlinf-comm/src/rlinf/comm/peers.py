@@ -26,6 +26,7 @@ class Peer:
         window: Of the current connection.
         record: What the registry last said of it.
         because: Why the connection goes over what it goes over.
+        said: That reason, once it is in the log.
         tried: Transports that did not connect.
         asked: Whether it was asked for credit.
         used: Counts payload, for the idle close.
@@ -43,6 +44,7 @@ class Peer:
         "name",
         "receiving",
         "record",
+        "said",
         "told",
         "tried",
         "used",
@@ -60,6 +62,7 @@ class Peer:
         self.window = Window(window_bytes)
         self.record: WorkerRecord | None = None
         self.because = ""
+        self.said = ""
         self.tried: set[str] = set()
         self.asked = False
         self.used = 0

@@ -6,13 +6,14 @@ Whatever a link reports, it reports on the thread that dispatches for its endpoi
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.config import CommConfig
 from rlinf.comm.deferred import Deferred
+from rlinf.comm.device import Device
 from rlinf.comm.frame import Incoming, Outgoing
 from rlinf.comm.progress import Loop
 
@@ -84,6 +85,8 @@ class Link(ABC):
         Raises:
             PoolExhausted: There never will be.
         """
+        if frame.on_device:
+            frame.lower()
         return True
 
     @abstractmethod
@@ -117,6 +120,7 @@ class Surroundings:
         owner: Whom links report to.
         memory: Private memory for what arrives.
         deferred: Where links put what calls back into the unknown; `send` may hold locks.
+        device: What the worker computes on.
     """
 
     name: str
@@ -125,6 +129,7 @@ class Surroundings:
     owner: LinkOwner
     deferred: Deferred
     memory: Callable[[int], memoryview]
+    device: Device = field(default_factory=Device)
 
 
 class Transport(ABC):
@@ -133,10 +138,12 @@ class Transport(ABC):
     Class attributes:
         name: What the entry point, `backend_priority` and `Choice` call it.
         scheme: Of the addresses it listens at.
+        kinds: Kinds of device whose memory it moves without the host.
     """
 
     name: ClassVar[str]
     scheme: ClassVar[str]
+    kinds: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -144,6 +151,11 @@ class Transport(ABC):
     @classmethod
     def missing(cls) -> str | None:
         """Why this transport cannot work on this host; None where it can."""
+        return None
+
+    @classmethod
+    def unsuited(cls, device: Device, priority: Collection[str]) -> str | None:
+        """Why an endpoint on this device, which prefers these transports, does without it."""
         return None
 
     @abstractmethod

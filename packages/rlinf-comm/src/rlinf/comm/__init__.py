@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlinf.comm.accelerator import local_device
     from rlinf.comm.address import Address, WorkerId
     from rlinf.comm.codec import Parcel, join, split
     from rlinf.comm.config import CommConfig
@@ -104,12 +105,14 @@ __all__ = [
     "WorkerRecord",
     "choose",
     "join",
+    "local_device",
     "locality",
     "split",
     "wait_all",
 ]
 
 _MODULES = {
+    "accelerator": ("local_device",),
     "address": ("Address", "WorkerId"),
     "codec": ("Parcel", "join", "split"),
     "config": ("CommConfig",),

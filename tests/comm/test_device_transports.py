@@ -268,7 +268,7 @@ def test_notes_wait_and_give_up():
 
 
 def test_what_is_missing_is_said():
-    assert CudaIpcTransport.unsuited(Device("cpu"), ()) == "the worker is on cpu"
+    assert CudaIpcTransport.unsuited(Device("cpu"), CommConfig()) == "the worker is on cpu"
     usable, missing = transports()
     for kind in (NcclTransport, CudaIpcTransport):
         assert kind.name in usable or missing[kind.name] == kind.missing()

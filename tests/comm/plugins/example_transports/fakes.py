@@ -26,8 +26,8 @@ class OnCpu:
         return None
 
     @classmethod
-    def unsuited(cls, device, priority):
-        return None if cls.name in priority else "not asked for"
+    def unsuited(cls, device, config):
+        return None if cls.name in config.backend_priority else "not asked for"
 
 
 class FakeNccl:

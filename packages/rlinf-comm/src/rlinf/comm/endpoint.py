@@ -18,6 +18,7 @@ from rlinf.comm.frame import MESSAGE, Outgoing
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
+from rlinf.comm.logs import show
 from rlinf.comm.mailbox import ANY, Any_, Wish
 from rlinf.comm.peers import Peer
 from rlinf.comm.registry import Registry, WorkerRecord
@@ -79,6 +80,7 @@ class Endpoint:
         if not config.host:
             config = replace(config, host=host_towards(registry.host))
         self.config = config
+        show(config.log_level)
         self.record = WorkerRecord(
             self.id,
             time.time_ns(),

@@ -80,7 +80,7 @@ class Interior:
         usable, absent = transports()
         missing = dict(absent)
         for name, kind in usable.items():
-            reason = kind.unsuited(record.device, config.backend_priority)
+            reason = kind.unsuited(record.device, config)
             if reason is not None:
                 missing[name] = reason
                 continue

@@ -6,7 +6,7 @@ Whatever a link reports, it reports on the thread that dispatches for its endpoi
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -14,6 +14,7 @@ from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.config import CommConfig
 from rlinf.comm.deferred import Deferred
 from rlinf.comm.device import Device
+from rlinf.comm.errors import CommError
 from rlinf.comm.frame import Incoming, Outgoing
 from rlinf.comm.progress import Loop
 
@@ -52,6 +53,7 @@ class Link(ABC):
         authenticated: Whether the handshake is done.
         state: What its owner remembers of it.
         clean: Whether the peer has said goodbye.
+        failure: What is wrong with the peer, where dialling it again is of no use.
         unsent: Frames that had not left whole when the link was lost.
     """
 
@@ -67,6 +69,7 @@ class Link(ABC):
         self.authenticated = False
         self.state: object = None
         self.clean = False
+        self.failure: CommError | None = None
         self.unsent: list[Outgoing] = []
 
     def authenticate(self) -> None:
@@ -154,8 +157,8 @@ class Transport(ABC):
         return None
 
     @classmethod
-    def unsuited(cls, device: Device, priority: Collection[str]) -> str | None:
-        """Why an endpoint on this device, which prefers these transports, does without it."""
+    def unsuited(cls, device: Device, config: CommConfig) -> str | None:
+        """Why an endpoint on this device, with these settings, does without it."""
         return None
 
     @abstractmethod

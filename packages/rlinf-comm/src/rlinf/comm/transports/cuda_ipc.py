@@ -15,9 +15,10 @@ import itertools
 import struct
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from rlinf.comm.config import CommConfig
 from rlinf.comm.device import Device
 from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.errors import PoolExhausted, ProtocolError
@@ -276,7 +277,7 @@ class CudaIpcTransport(CarryingTransport):
         return missing_cuda() or ShmTransport.missing()
 
     @classmethod
-    def unsuited(cls, device: Device, priority: Collection[str]) -> str | None:
+    def unsuited(cls, device: Device, config: CommConfig) -> str | None:
         """Only for workers on a GPU."""
         return unsuited_cuda(device)
 

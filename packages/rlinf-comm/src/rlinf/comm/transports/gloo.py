@@ -10,11 +10,11 @@ import datetime
 import importlib
 import importlib.util
 import itertools
-from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
 
+from rlinf.comm.config import CommConfig
 from rlinf.comm.device import Device
 from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.transports.base import Surroundings, Transport
@@ -80,9 +80,11 @@ class GlooTransport(CarryingTransport):
         return None if importlib.util.find_spec("torch") else "torch is not installed"
 
     @classmethod
-    def unsuited(cls, device: Device, priority: Collection[str]) -> str | None:
+    def unsuited(cls, device: Device, config: CommConfig) -> str | None:
         """Only where it is asked for: tcp is always there, and faster."""
-        return None if cls.name in priority else "backend_priority does not ask for it"
+        return encryption(config) or (
+            None if cls.name in config.backend_priority else "backend_priority does not ask for it"
+        )
 
     def carries(self, buffer: Buffer) -> bool:
         """Large ones, in host memory."""
@@ -92,6 +94,11 @@ class GlooTransport(CarryingTransport):
     def make(self, notes: Notes, sending: bool) -> Carrier:
         """Meet the other end."""
         return GlooCarrier(notes, sending, self.surroundings.config.host or "127.0.0.1")
+
+
+def encryption(config: CommConfig) -> str | None:
+    """Why what does not encrypt is not to be used."""
+    return "it does not encrypt, and tls_ca asks for that" if config.tls_ca else None
 
 
 def process_group(notes: Notes, place: tuple[int, int], host: str) -> Any:

@@ -12,16 +12,16 @@ import contextlib
 import importlib
 import importlib.util
 import struct
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from rlinf.comm.config import CommConfig
 from rlinf.comm.device import Device
 from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.transports.base import Transport
 from rlinf.comm.transports.carrier import Buffer, Carrier, Notes
 from rlinf.comm.transports.carrying import CarryingTransport
-from rlinf.comm.transports.gloo import RECEIVER, SENDER, store
+from rlinf.comm.transports.gloo import RECEIVER, SENDER, encryption, store
 from rlinf.comm.transports.tcp import TcpTransport
 
 DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -85,9 +85,9 @@ class NcclTransport(CarryingTransport):
         return missing_cuda()
 
     @classmethod
-    def unsuited(cls, device: Device, priority: Collection[str]) -> str | None:
+    def unsuited(cls, device: Device, config: CommConfig) -> str | None:
         """Only for workers on a GPU."""
-        return unsuited_cuda(device) or _no_nccl()
+        return encryption(config) or unsuited_cuda(device) or _no_nccl()
 
     def library(self) -> Library:
         """The binding to use."""

@@ -233,9 +233,11 @@ class TestTls(TransportTests):
 
     transport = "tcp"
 
-    @pytest.fixture(autouse=True)
-    def with_certificates(self, encrypted):
-        type(self).config = encrypted
+    @pytest.fixture
+    def registry(self, encrypted):
+        type(self).config = encrypted.with_values({"connection_timeout_s": 30.0})
+        with RegistryServer(config=encrypted) as server:
+            yield server
 
 
 def test_log_level_shows_what_was_chosen(capsys):

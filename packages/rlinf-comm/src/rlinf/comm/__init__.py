@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlinf.comm.accelerator import local_device
     from rlinf.comm.address import Address, WorkerId
-    from rlinf.comm.codec import Parcel, join, split
+    from rlinf.comm.codec import Coded, Parcel, join, split
     from rlinf.comm.config import CommConfig
     from rlinf.comm.device import Device, Locality, locality
     from rlinf.comm.endpoint import Endpoint, EndpointStatistics
@@ -65,6 +65,7 @@ __all__ = [
     "ChromeTraceSink",
     "Closing",
     "CodecError",
+    "Coded",
     "CommConfig",
     "CommError",
     "ConfigError",
@@ -114,7 +115,7 @@ __all__ = [
 _MODULES = {
     "accelerator": ("local_device",),
     "address": ("Address", "WorkerId"),
-    "codec": ("Parcel", "join", "split"),
+    "codec": ("Coded", "Parcel", "join", "split"),
     "config": ("CommConfig",),
     "device": ("Device", "Locality", "locality"),
     "endpoint": ("Endpoint", "EndpointStatistics"),

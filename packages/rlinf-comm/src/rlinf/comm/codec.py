@@ -5,8 +5,10 @@ What travels how
     OrderedDict, set, frozenset, dataclass, enum: by value, in the header; long strings and bytes
     in buffers. Keys, field names and dtypes are the header's structure, apart from the values.
     numpy arrays and scalars of every dtype, torch tensors and Parameters, memoryviews, and arrays
-    that numpy can look into (jax, cupy, the array API): elements in a buffer, in C order; layout
-    (strides, Fortran order, memory format) is normalised. A view is sent as its elements only.
+    that numpy can look into (jax, cupy, TensorFlow's eager tensors, the array API, DLPack):
+    elements in a buffer, in C order; layout (strides, Fortran order, memory format) is normalised.
+    A view is sent as its elements only.
+    Coded: in the form that its codec gives it; arrives as an array.
     Parcel: closed.
     Everything else: cloudpickle, with arrays and protocol 5 buffers lifted out of it;
     `allow_pickle=False` refuses it by path.
@@ -41,6 +43,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from rlinf.comm.encoding import array_readers, readers  # noqa: F401 - fill COMPILERS
+from rlinf.comm.encoding.coded import Coded
 from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.encoding.parcel import Parcel
 from rlinf.comm.encoding.template import Malformed, Values, compile_structure
@@ -48,7 +51,7 @@ from rlinf.comm.encoding.writer import write
 from rlinf.comm.errors import CodecError
 from rlinf.comm.proto.message_pb2 import Header
 
-__all__ = ["Packed", "Parcel", "join", "split"]
+__all__ = ["Coded", "Packed", "Parcel", "join", "split"]
 
 Buffer = bytes | bytearray | memoryview
 

@@ -18,6 +18,7 @@ from rlinf.comm.frame import MESSAGE, Outgoing
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
+from rlinf.comm.into import fill
 from rlinf.comm.logs import show
 from rlinf.comm.mailbox import ANY, Any_, Wish
 from rlinf.comm.peers import Peer
@@ -182,16 +183,26 @@ class Endpoint:
             raise failed[0]
 
     def recv(
-        self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
+        self,
+        source: str | WorkerId | Any_ = ANY,
+        *,
+        tag: int = 0,
+        timeout: TimeoutLike = DEFAULT,
+        out: Any = None,
     ) -> Any:
         """Receive the next object from `source` (ANY: whoever sent first).
+
+        Into `out`, if that is given: an array or tensor, or a dict, list or tuple of such; it is
+        returned, and untouched unless everything fits.
 
         Raises:
             Timeout: Nothing came in time.
             PeerLost: The source is gone (and all it had sent is received).
             CodecError: What came cannot be decoded.
+            MessageMismatch: It has another dtype, shape or structure than `out`; it is lost.
         """
-        return self.recv_from(source, tag=tag, timeout=timeout)[0]
+        obj, sender = self.recv_from(source, tag=tag, timeout=timeout)
+        return obj if out is None else fill(out, obj, sender)
 
     def recv_from(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT

@@ -118,11 +118,11 @@ def compile_device(parser: Parser, depth: int, path: str) -> Reader:
 
 def compile_foreign(parser: Parser, depth: int, path: str) -> Reader:
     """An array of another library."""
-    module = namespace(parser.name(), parser.allow_pickle)
+    make = namespace(parser.name(), parser.allow_pickle)
     if parser.next() != Op.ARRAY:
         raise Malformed("a foreign array of something else than numpy's")
     host = compile_array(parser, depth, path)
-    return lambda values: module.asarray(host(values))
+    return lambda values: make(host(values))
 
 
 def compile_window(parser: Parser, depth: int, path: str) -> Reader:

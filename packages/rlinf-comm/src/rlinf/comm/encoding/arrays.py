@@ -246,7 +246,7 @@ def _to_numpy(value: Any, module: str) -> "np.ndarray[Any, Any]":
     """The elements on the host: by the buffer protocol or `__array__`, else by DLPack."""
     try:
         host = np.asarray(value.get() if module == "cupy" else value)
-        if host.dtype.hasobject and hasattr(value, "__dlpack__"):
+        if host.dtype.hasobject and module != "tensorflow":  # its DLPack aborts on strings
             host = np.from_dlpack(value)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise Refused(value, str(error)) from error

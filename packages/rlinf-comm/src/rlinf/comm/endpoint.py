@@ -21,7 +21,8 @@ from rlinf.comm.interior import Interior
 from rlinf.comm.into import fill
 from rlinf.comm.logs import show
 from rlinf.comm.mailbox import ANY, Any_, Wish
-from rlinf.comm.peers import Peer
+from rlinf.comm.many import Many
+from rlinf.comm.peers import Peer, lost_error
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
 from rlinf.comm.transports.tcp import host_towards
@@ -96,11 +97,12 @@ class Endpoint:
         self._in = Interior(self.record, config, registry)
         self._loop = self._in.loop
         self._exchange = self._in.exchange
+        self._mailbox = self._exchange.mailbox
         self._outbox = self._in.manager.outbox
         self._patience = self._in.patience
         self.registry = self._in.registry
         if sink is not None:
-            self._exchange.sinks.append(sink)
+            self._exchange.ledger.sinks.append(sink)
         self._exchange.services.add(STATISTICS, lambda r: r.reply(asdict(self.statistics())))
         guard(self, Endpoint._after_fork)
         try:
@@ -125,13 +127,13 @@ class Endpoint:
         if self._refusal is not None:
             raise self._refusal
         peer = self._known.get(to) or self._peer(to)
-        frame = self._exchange.pack(MESSAGE, obj, tag=tag)
-        link = peer.link
-        copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
-        if copied and self._outbox.try_post(peer, frame):
-            self._exchange.sent(peer.id, frame)
+        flags, header, buffers = self._exchange.encode(obj)
+        if not buffers and self._outbox.try_small(peer, tag, flags, header):
+            self._exchange.ledger.sent(peer.id, MESSAGE, tag, len(header))
             return
-        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+        frame = Outgoing(MESSAGE, header, buffers, tag=tag)
+        frame.flags = flags
+        self._send(frame, peer, timeout)
 
     def isend(
         self, obj: object, to: str | WorkerId, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -144,7 +146,7 @@ class Endpoint:
         peer = self._peer(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
         if self._outbox.try_post(peer, frame):
-            self._exchange.sent(peer.id, frame)
+            self._exchange.ledger.sent(peer.id, MESSAGE, tag, frame.nbytes)
             done: Handle[None] = Handle("isend", progress=self._loop)
             done.set_result(None)
             return done
@@ -211,14 +213,10 @@ class Endpoint:
         if self._refusal is not None:
             raise self._refusal
         peer = None if isinstance(source, Any_) else self._known.get(source) or self._peer(source)
-        who = ANY if peer is None else peer.id
-        letter = self._exchange.mailbox.take(who, tag)
-        if letter is not None:
-            return self._exchange.open(letter), letter.source
-        handle = self._ask(peer, tag, named=True)
-        self._patience.wait(handle, timeout, peer)
-        received: tuple[Any, WorkerId] = handle.result(0.0)
-        return received
+        letter = self._mailbox.take(ANY if peer is None else peer.id, tag)
+        if letter is None:
+            return self._wait_for(peer, tag, timeout)
+        return self._exchange.open(letter), letter.source
 
     def irecv(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -229,6 +227,11 @@ class Endpoint:
         handle = self._ask(peer, tag, named=False)
         self._patience.expire(handle, timeout, peer)
         return handle
+
+    @property
+    def many(self) -> Many:
+        """`send` and `recv` for many small messages at a time."""
+        return Many(self)
 
     # -- services ------------------------------------------------------------------------------
 
@@ -261,11 +264,11 @@ class Endpoint:
 
     def add_sink(self, sink: Sink) -> None:
         """Tell this sink of every event from now on."""
-        self._exchange.sinks.append(sink)
+        self._exchange.ledger.sinks.append(sink)
 
     def statistics(self) -> EndpointStatistics:
         """What was sent and received, and which transport leads to whom."""
-        counters = self._exchange.counters
+        counters = self._exchange.ledger.counters
         me = self.id
         links = {str(p.id): p.link.transport for p in self._in.peers.all() if p.link and p.id != me}
         return EndpointStatistics(
@@ -284,7 +287,7 @@ class Endpoint:
         """
         if self._refusal is not None:
             return
-        self._exchange.emit(Closing(self.id, self.epoch, time.monotonic()))
+        self._exchange.ledger.emit(Closing(self.id, self.epoch, time.monotonic()))
         self._refusal = EndpointClosed(f"endpoint {self.id} is closed", operation="close")
         self._in.close(self._refusal)
 
@@ -319,13 +322,44 @@ class Endpoint:
             known = self._known[who] = self._in.peers.get(WorkerId.parse(who))
         return known
 
+    def _send(self, frame: Outgoing, peer: Peer, timeout: TimeoutLike) -> None:
+        link = peer.link
+        copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
+        if copied and self._outbox.try_post(peer, frame):
+            self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
+            return
+        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+
     def _post(self, frame: Outgoing, peer: Peer, what: str) -> Handle[None]:
         handle: Handle[None] = self._patience.handle(f"{what} {peer.name} ({frame.nbytes} bytes)")
         frame.cares = handle
         frame.done = handle
         self._outbox.post(peer, frame)
-        self._exchange.sent(peer.id, frame)
+        self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
         return handle
+
+    def _wait_for(self, peer: Peer | None, tag: int, timeout: TimeoutLike) -> tuple[Any, WorkerId]:
+        """Receive what has not come yet: read the sockets, and only then get in line."""
+        begun = time.monotonic()
+        link = None if peer is None else peer.link
+        if (peer is None or link is not None) and self._loop.lead():
+            try:
+                letter = self._mailbox.hope(ANY if peer is None else peer.id, tag)
+                if letter is None:
+                    self._loop.turn(self._patience.limit(timeout))
+                    letter = self._mailbox.answer()
+            finally:
+                self._loop.retire()
+            if letter is not None:
+                return self._exchange.open(letter), letter.source
+            self._check()
+        wish = self._ask(peer, tag, named=True)
+        if peer is not None and link is not None and peer.link is None and peer.down is not None:
+            down = peer.down
+            self._exchange.lost(peer, lost_error(peer.id, down.epoch, down.reason))
+        self._patience.wait(wish, timeout, peer, begun)
+        received: tuple[Any, WorkerId] = wish.result(0.0)
+        return received
 
     def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Wish:
         what = "recv from anybody" if peer is None else peer.receiving

@@ -10,13 +10,16 @@ CHUNK frames, between which other frames may come. One such message is under way
 """
 
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from rlinf.comm.address import WorkerId
 from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.handle import Handle
+from rlinf.comm.window import Window
 
 # Handshake; the only kinds before authentication.
 HELLO, CHALLENGE, PROVE, WELCOME, REFUSE = 1, 2, 3, 4, 5
@@ -34,6 +37,8 @@ NAMES = {MESSAGE: "message", REQUEST: "request", REPLY: "reply", ERROR: "error"}
 
 CHUNKED = 1
 RAW = 4  # the header is the payload itself: bytes that need no encoding
+SHORT = 16  # the header refers to a structure that was sent before on this connection
+MANY = 8  # the header is a bundle of messages, each RAW or each a header
 PRIVATE = 2  # the receiver holds much of the sender's pool: it should copy at once
 
 PREFIX = struct.Struct("<BBHIIIqQQ")
@@ -120,7 +125,7 @@ class Outgoing:
             self.nbytes += sum([buffer.nbytes for buffer in buffers])
         self.done: Handle[None] | None = None
         self.cares: Handle[Any] | None = None
-        self.on_device = False
+        self.on_device = OnDevice in map(type, buffers)
         self.beside: object = None
         self.staged: Sequence[Staged] | None = None
         self.twin: Outgoing | None = None
@@ -154,7 +159,6 @@ class Outgoing:
             service=self.service,
         )
         other.flags = self.flags
-        other.on_device = self.on_device
         other.staged = self.staged
         other.twin = self
         return other
@@ -165,7 +169,14 @@ class Outgoing:
 
 
 class Incoming:
-    """A frame that has arrived whole. The buffers are views on memory of their own."""
+    """A frame that has arrived whole. The buffers are views on memory of their own.
+
+    Attributes:
+        source: Who sent it; set once that is known, as are the next two.
+        window: What it has to be taken from when it is received.
+        order: Its place among all messages of its mailbox.
+        rest: The messages of a bundle that are still to be received; None where it is no bundle.
+    """
 
     __slots__ = (
         "buffers",
@@ -175,22 +186,46 @@ class Incoming:
         "ident",
         "kind",
         "nbytes",
+        "order",
         "places",
+        "rest",
         "service",
+        "source",
         "tag",
+        "window",
     )
 
-    def __init__(self, kind: int, tag: int, ident: int, credit: int, flags: int = 0) -> None:
+    def __init__(
+        self, kind: int, tag: int, ident: int, credit: int, flags: int = 0, header: bytes = b""
+    ) -> None:
         self.kind = kind
         self.flags = flags
         self.tag = tag
         self.ident = ident
         self.credit = credit
+        self.header = header
+        self.nbytes = len(header)
         self.service = b""
-        self.header = b""
-        self.buffers: list[memoryview] = []
-        self.places: list[Place] = []
-        self.nbytes = 0
+        self.buffers: Sequence[memoryview] = ()
+        self.places: Sequence[Place] = ()
+        self.rest: deque[bytes] | None = None
+        self.source: WorkerId
+        self.window: Window
+        self.order: int
+
+    def unfold(self, messages: Iterable[bytes]) -> None:
+        """Become the bundle of these."""
+        self.rest = deque(messages)
+        self.nbytes = sum(map(len, self.rest))
+
+    def split(self) -> "Incoming":
+        """The first message of a bundle, taken off it; what is no bundle is its own."""
+        if self.rest is None:
+            return self
+        one = Incoming(self.kind, self.tag, 0, 0, self.flags, self.rest.popleft())
+        one.source, one.window = self.source, self.window
+        self.nbytes -= one.nbytes
+        return one
 
 
 def allocate(nbytes: int) -> memoryview:

@@ -42,7 +42,9 @@ class Interior:
         self._token = registry.token
         self.transports: dict[str, Transport] = {}
         self.loop = Loop(f"rlinf-{record.id}")
-        self._memory = PrivateMemory(config.pool_bytes)
+        self._memory = PrivateMemory(
+            config.pool_bytes, lambda trim: self.loop.call_later(config.pool_idle_s, trim)
+        )
         self.peers = Peers(record.id, config.window_bytes)
         self.exchange = Exchange(record.id, self.peers, allow_pickle=config.allow_pickle)
         outfit = Outfit(
@@ -92,7 +94,6 @@ class Interior:
         self.manager.use(self.transports, reception.greeter, surroundings)
         self.manager.me = self._membership.join(self.manager.me, config.connection_timeout_s)
         self.loop.call_later(config.idle_s, self._close_idle)
-        self.loop.call_later(config.pool_idle_s, self._trim)
         return self.manager.me
 
     def close(self, error: CommError) -> None:
@@ -120,10 +121,6 @@ class Interior:
         if not self.manager.closing:
             self.manager.close_idle(lambda peer: any(True for _ in self.exchange.calls.of(peer)))
             self.loop.call_later(self._config.idle_s, self._close_idle)
-
-    def _trim(self) -> None:
-        self._memory.trim()
-        self.loop.call_later(self._config.pool_idle_s, self._trim)
 
     def _linger(self) -> None:
         """Wait, for a while, until what is queued has left."""

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.config import CommConfig
 from rlinf.comm.device import Device
-from rlinf.comm.errors import CommError, ConfigError, PeerLost, Timeout, UnknownWorker
+from rlinf.comm.errors import (
+    CommError,
+    ConfigError,
+    PeerLost,
+    ProtocolError,
+    Timeout,
+    UnknownWorker,
+)
 from rlinf.comm.handle import Handle
 from rlinf.comm.registry import (
     Change,
@@ -361,7 +368,11 @@ class _Attempt:
     def _answered(self, asked: Handle[Any]) -> None:
         error = asked.exception()
         if error is None:
-            self._handle.set_result(self._read(asked.result(0.0)))
+            try:
+                self._handle.set_result(self._read(asked.result(0.0)))
+            except (AttributeError, LookupError, TypeError, ValueError) as malformed:
+                said = f"{self._handle.what}: an answer that makes no sense: {malformed!r}"
+                self._handle.set_error(ProtocolError(said))
         elif isinstance(error, PeerLost) and self._is_in_time():
             self._caller.later(RETRY_S, self.go)
         elif isinstance(error, Timeout):

@@ -15,7 +15,7 @@ from rlinf.comm.config import CommConfig
 from rlinf.comm.deferred import Deferred
 from rlinf.comm.device import Device
 from rlinf.comm.errors import CommError
-from rlinf.comm.frame import Incoming, Outgoing
+from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
 from rlinf.comm.progress import Loop
 
 _numbers = itertools.count(1)
@@ -100,6 +100,10 @@ class Link(ABC):
         changed as soon as this returns (what could not be written at once has been copied).
         """
 
+    def send_small(self, tag: int, flags: int, header: bytes) -> bool:
+        """`send` for a message without buffers: most are, and few of them ever become a frame."""
+        return self.send(small(tag, flags, header))
+
     @abstractmethod
     def queued(self) -> bool:
         """Whether frames are still waiting to leave."""
@@ -110,6 +114,13 @@ class Link(ABC):
 
     def abandon(self) -> None:  # noqa: B027 - there may be nothing to let go of
         """In a forked child: let go of the parent's descriptors without a word to the peer."""
+
+
+def small(tag: int, flags: int, header: bytes) -> Outgoing:
+    """The frame of a message without buffers."""
+    frame = Outgoing(MESSAGE, header, tag=tag)
+    frame.flags = flags
+    return frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,6 @@ class Envelope(Outgoing):
         self.link = link
         self.carried = carried
         self.done = Handle("envelope")
-        self.on_device = any(type(buffer) is OnDevice for buffer in rest)
 
     def load(self) -> list[Buffer]:
         """What is carried; the rest is taken anew from the frame, which may own copies by now."""

@@ -1,4 +1,5 @@
 import asyncio
+import signal
 import threading
 from collections import Counter
 
@@ -90,6 +91,21 @@ def test_a_withdrawn_receive_takes_no_message(pair):
         b.recv("a/0", timeout=0.02)
     a.send("kept", "b/0")
     assert b.recv("a/0") == "kept"
+
+
+def test_an_interrupted_receive_loses_no_message(pair):
+    a, b = pair
+    a.send(0, "b/0")
+    assert b.recv("a/0") == 0
+    me = threading.get_ident()
+    interrupt = threading.Timer(0.1, signal.pthread_kill, (me, signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        b.recv("a/0")
+    interrupt.join()
+    a.send(1, "b/0")
+    eventually(lambda: b.statistics().waiting_bytes)
+    assert b.recv("a/0") == 1
 
 
 def test_a_worker_sends_to_itself(pair):

@@ -367,7 +367,7 @@ def test_a_link_that_breaks_loses_a_message_loudly_and_is_made_again():
 def test_memory_that_is_changed_while_a_receiver_has_it_is_reported(registry, caplog):
     config = SHM.with_values({"debug_in_place": True})
     with worker("test/0", registry, config) as me, worker("other/0", registry, config) as other:
-        data = me.empty(100_000, np.uint8)
+        data = me.empty(500_000, np.uint8)
         for value in (1, 2):
             data[:] = 0
             me.send(data, "other/0")

@@ -14,7 +14,7 @@ from rlinf.comm.device import Device
 from rlinf.comm.errors import CommError, EndpointClosed, ForkedProcess
 from rlinf.comm.events import Closing, Sink
 from rlinf.comm.fork import guard
-from rlinf.comm.frame import MESSAGE, Outgoing
+from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
@@ -257,7 +257,7 @@ class Endpoint:
 
         It is the receiver's as soon as it is sent: do not write to it again before the receiver
         is done with it, or send a copy (`CommConfig.debug_in_place` finds out who does). Small
-        arrays (under 64 KiB) are copied all the same. Ordinary memory where no transport has any.
+        arrays (under 256 KiB) are copied all the same. Ordinary memory where no transport has any.
         """
         self._check()
         return empty(self._in.transports.values(), shape, dtype)
@@ -344,10 +344,7 @@ class Endpoint:
         link = None if peer is None else peer.link
         if (peer is None or link is not None) and self._loop.lead():
             try:
-                letter = self._mailbox.hope(ANY if peer is None else peer.id, tag)
-                if letter is None:
-                    self._loop.turn(self._patience.limit(timeout))
-                    letter = self._mailbox.answer()
+                letter = self._read_for(peer, tag, self._patience.limit(timeout))
             finally:
                 self._loop.retire()
             if letter is not None:
@@ -357,17 +354,37 @@ class Endpoint:
         if peer is not None and link is not None and peer.link is None and peer.down is not None:
             down = peer.down
             self._exchange.lost(peer, lost_error(peer.id, down.epoch, down.reason))
-        self._patience.wait(wish, timeout, peer, begun)
+        try:
+            self._patience.wait(wish, timeout, peer, begun)
+        finally:
+            if not wish.done():  # a signal has ended the wait
+                wish.cancel()
         received: tuple[Any, WorkerId] = wish.result(0.0)
         return received
 
+    def _read_for(self, peer: Peer | None, tag: int, limit: float | None) -> Incoming | None:
+        """Poll once, with the lead, and take what comes; None where it was something else."""
+        letter = self._mailbox.hope(ANY if peer is None else peer.id, tag)
+        if letter is not None:
+            return letter
+        if limit is None:
+            log.info("waiting without a deadline for: %s", _receiving(peer, tag))
+        try:
+            self._loop.turn(limit)
+        except BaseException:  # a signal
+            self._mailbox.despair()
+            raise
+        return self._mailbox.answer()
+
     def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Wish:
-        what = "recv from anybody" if peer is None else peer.receiving
-        if tag:
-            what = f"{what} (tag {tag})"
         who = ANY if peer is None else peer.id
-        wish = Wish(what, self._loop, self._patience.timeout_s, who, named)
+        wish = Wish(_receiving(peer, tag), self._loop, self._patience.timeout_s, who, named)
         self._exchange.ask(wish, tag)
         if peer is not None and peer.link is None and not wish.done():
             self._patience.watch(wish, peer)
         return wish
+
+
+def _receiving(peer: Peer | None, tag: int) -> str:
+    what = "recv from anybody" if peer is None else peer.receiving
+    return f"{what} (tag {tag})" if tag else what

@@ -106,7 +106,9 @@ class Mailbox:
         """What was taken is to be the first again."""
         with self._lock:
             sources = self._letters.setdefault(letter.tag, {})
-            sources.setdefault(letter.source, deque()).appendleft(letter)
+            queue = sources.setdefault(letter.source, deque())
+            letter.order = queue[0].order if queue else next(self._order)
+            queue.appendleft(letter)
             self.nbytes += letter.nbytes
 
     def hope(self, source: Source, tag: int) -> Incoming | None:
@@ -124,6 +126,12 @@ class Mailbox:
         """What has come of the last `hope`."""
         letter, self._hope, self._answer = self._answer, None, None
         return letter
+
+    def despair(self) -> None:
+        """Nobody will ask for the `answer`."""
+        letter = self.answer()
+        if letter is not None:
+            self.put_back(letter)
 
     def wish(self, tag: int, wish: Wish) -> Incoming | None:
         """A letter that is there already, else None: the wish is kept for one that comes."""

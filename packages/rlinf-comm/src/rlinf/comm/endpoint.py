@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf.comm.address import WorkerId
@@ -30,7 +30,6 @@ from rlinf.comm.transports.tcp import host_towards
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1 << 16
-STATISTICS = "rlinf.statistics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,6 @@ class Endpoint:
         self.registry = self._in.registry
         if sink is not None:
             self._exchange.ledger.sinks.append(sink)
-        self._exchange.services.add(STATISTICS, lambda r: r.reply(asdict(self.statistics())))
         guard(self, Endpoint._after_fork)
         try:
             self.record = self._in.open()
@@ -129,7 +127,7 @@ class Endpoint:
         peer = self._known.get(to) or self._peer(to)
         flags, header, buffers = self._exchange.encode(obj)
         if not buffers and self._outbox.try_small(peer, tag, flags, header):
-            self._exchange.ledger.sent(peer.id, MESSAGE, tag, len(header))
+            self._exchange.ledger.sent(peer, MESSAGE, tag, len(header))
             return
         frame = Outgoing(MESSAGE, header, buffers, tag=tag)
         frame.flags = flags
@@ -146,7 +144,7 @@ class Endpoint:
         peer = self._peer(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
         if self._outbox.try_post(peer, frame):
-            self._exchange.ledger.sent(peer.id, MESSAGE, tag, frame.nbytes)
+            self._exchange.ledger.sent(peer, MESSAGE, tag, frame.nbytes)
             done: Handle[None] = Handle("isend", progress=self._loop)
             done.set_result(None)
             return done
@@ -326,7 +324,7 @@ class Endpoint:
         link = peer.link
         copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
         if copied and self._outbox.try_post(peer, frame):
-            self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
+            self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
             return
         self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
 
@@ -335,7 +333,7 @@ class Endpoint:
         frame.cares = handle
         frame.done = handle
         self._outbox.post(peer, frame)
-        self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
+        self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
         return handle
 
     def _wait_for(self, peer: Peer | None, tag: int, timeout: TimeoutLike) -> tuple[Any, WorkerId]:

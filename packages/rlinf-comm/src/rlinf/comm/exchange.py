@@ -113,7 +113,7 @@ class Exchange:
 
     def payload(self, link: Link, peer: Peer, frame: Incoming) -> None:
         """A message, request, reply or error has come."""
-        self.ledger.received(peer.id, link.epoch, frame)
+        self.ledger.received(peer, link.epoch, frame)
         if frame.kind == MESSAGE:
             frame.source, frame.window = peer.id, peer.window
             if frame.flags & MANY:
@@ -171,7 +171,7 @@ class Exchange:
 
         def answer(kind: int, value: object) -> None:
             reply = self.pack(kind, value, ident=frame.ident)
-            self.ledger.sent(peer.id, kind, 0, reply.nbytes)
+            self.ledger.sent(peer, kind, 0, reply.nbytes)
             self.outbox.reply(link, peer, reply)
 
         service = frame.service.decode(errors="replace")

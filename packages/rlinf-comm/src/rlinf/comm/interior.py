@@ -8,6 +8,7 @@ from rlinf.comm.config import CommConfig
 from rlinf.comm.errors import CommError
 from rlinf.comm.exchange import Exchange
 from rlinf.comm.handle import Handle
+from rlinf.comm.inspection import Inspection
 from rlinf.comm.manager import ConnectionManager, Outfit
 from rlinf.comm.membership import Membership
 from rlinf.comm.patience import Patience
@@ -32,7 +33,8 @@ class Interior:
         registry: Where to register.
 
     Attributes:
-        loop, peers, exchange, manager, patience, caller, registry, transports: The parts.
+        loop, peers, exchange, manager, patience, caller, inspection, registry, transports: The
+            parts.
     """
 
     def __init__(self, record: WorkerRecord, config: CommConfig, registry: Registry) -> None:
@@ -62,6 +64,7 @@ class Interior:
         )
         self.patience.manager, self.patience.exchange = self.manager, self.exchange
         self.caller = Caller(self.exchange, self.peers, self.manager, self.patience, self.loop)
+        self.inspection = Inspection(self.exchange, self.peers, self.caller)
         self.registry = registry.bind(self.caller)
         self._membership = Membership(self.registry, self.loop, config.heartbeat_s)
 

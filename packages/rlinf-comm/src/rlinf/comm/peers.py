@@ -26,6 +26,7 @@ class Peer:
         window: Of the current connection.
         record: What the registry last said of it.
         because: Why the connection goes over what it goes over.
+        sent_bytes, received_bytes: Payload to and from it.
         said: That reason, once it is in the log.
         tried: Transports that did not connect.
         asked: Whether it was asked for credit.
@@ -42,9 +43,11 @@ class Peer:
         "link",
         "machine",
         "name",
+        "received_bytes",
         "receiving",
         "record",
         "said",
+        "sent_bytes",
         "told",
         "tried",
         "used",
@@ -63,6 +66,8 @@ class Peer:
         self.record: WorkerRecord | None = None
         self.because = ""
         self.said = ""
+        self.sent_bytes = 0
+        self.received_bytes = 0
         self.tried: set[str] = set()
         self.asked = False
         self.used = 0

@@ -88,7 +88,7 @@ class Envelope(Outgoing):
 class Arrival:
     """A CARRIED frame that has arrived: the frame within, and what is still to come."""
 
-    __slots__ = ("complete", "expected", "frame", "number", "order")
+    __slots__ = ("_buffers", "complete", "expected", "frame", "number", "order")
 
     def __init__(self, outer: Incoming, limit_bytes: int) -> None:
         try:
@@ -110,7 +110,8 @@ class Arrival:
                 f"a message of {total} bytes is over max_message_bytes={limit_bytes}"
             )
         self.frame = Incoming(kind, outer.tag, outer.ident, outer.credit, outer.flags)
-        self.frame.service, self.frame.buffers = outer.service, outer.buffers
+        self.frame.service = outer.service
+        self.frame.buffers = self._buffers = list(outer.buffers)
         self.frame.header = outer.header[at:]
         self.frame.nbytes = len(self.frame.header) + total + sum(b.nbytes for b in outer.buffers)
         self.order: Order = (kind, outer.tag, outer.service)
@@ -119,7 +120,7 @@ class Arrival:
     def fill(self, carrier: Carrier) -> None:
         """Receive what is to come; blocks."""
         for position, nbytes, place in self.expected:
-            self.frame.buffers.insert(position, carrier.receive(nbytes, place))
+            self._buffers.insert(position, carrier.receive(nbytes, place))
 
 
 class CarryingLink(Link):

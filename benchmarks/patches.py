@@ -1,8 +1,8 @@
 """How many bytes does the codec of image patches save on rendered frames, and at what speed?
 
 Frames of MuJoCo tasks, rendered off screen, random actions: the arrays that an actor would send to
-a learner. Raw bytes, zlib on the raw bytes, and the two codecs take turns on the same chunks. Where
-a network moves more bytes a second than a codec encodes, the codec loses time though it saves bytes.
+a learner. Raw bytes, zlib on the raw bytes, and the two codecs take turns on the same chunks. On a
+network that is faster than a codec encodes, the codec loses time though it saves bytes.
 """
 
 import os

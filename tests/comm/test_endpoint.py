@@ -158,7 +158,7 @@ def test_calls_and_their_errors(pair):
     with pytest.raises(PeerLost, match="x is gone") as ours:
         a.call("ours", None, to="b/0").result()
     assert (ours.value.peer, ours.value.epoch) == (a.id, 4)
-    with pytest.raises(ServiceUnknown, match="raise, rlinf.connections, rlinf.echo, uns"):
+    with pytest.raises(ServiceUnknown, match=r"raise, rlinf.connections, rlinf.echo, uns"):
         a.call("dubble", 1, to="b/0").result()
     with pytest.raises(CodecError):
         a.call("unsendable", 1, to="b/0").result()

@@ -237,3 +237,21 @@ def test_a_copy_for_another_host_is_sent_once(three):
 
 def broadcast_a_megabyte(group):
     return group.broadcast(np.zeros(1_000_000, np.uint8), root="a/0")
+
+
+def test_a_process_group_of_torch_for_named_workers(three):
+    torch = pytest.importorskip("torch")
+    groups = [Group(one, MEMBERS) for one in three]
+
+    def add_up(group):
+        processes = group.process_group(timeout=60.0)
+        tensor = torch.full((1000,), float(group.rank + 1))
+        processes.allreduce([tensor]).wait()
+        group.barrier(timeout=60.0)  # nobody leaves while others are at it
+        return tensor
+
+    with ThreadPoolExecutor(3) as threads:
+        for tensor in threads.map(add_up, groups):
+            assert (tensor == 6).all()
+    with pytest.raises(Timeout, match="nothing from b/0"):
+        Group(three[0], MEMBERS[:2], name="alone").process_group(timeout=0.1)

@@ -19,7 +19,7 @@ from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError, MessageMismatch, Timeout
 from rlinf.comm.handle import DEFAULT, Default, TimeoutLike, together
 from rlinf.comm.registry import WorkerRecord
-from rlinf.comm.request import describe, rebuild
+from rlinf.comm.request import Request, describe, rebuild
 
 VERDICT_S: Final = 1.0
 """How much longer than the first member the others wait for its word on who is missing."""
@@ -132,6 +132,35 @@ class Group:
             turn.confess(self._others(), error)
             raise
         turn.tell(self._others(), None)
+
+    def process_group(self, *, timeout: TimeoutLike = DEFAULT) -> Any:
+        """A ProcessGroupGloo of torch's of the members, for collectives on host tensors.
+
+        Ranks are positions in `members`. It is made now, by all members, who meet over their
+        endpoints: no init_process_group, no port, and it ends when it is dropped.
+
+        Raises:
+            Timeout, PeerLost: A member did not come.
+        """
+        from rlinf.comm.transports.carrier import Notes
+        from rlinf.comm.transports.gloo import process_group
+
+        me, others = self._endpoint, self._others()
+        service = f"rlinf.group.{self._tag}.{self._step}"
+
+        def tell(note: bytes) -> None:
+            for other in others:
+                me.call(service, note, to=other, timeout=timeout)
+
+        def hear(request: Request) -> None:
+            notes.heard(request.payload)
+            request.reply()
+
+        limit = me.config.connection_timeout_s if isinstance(timeout, Default) else timeout
+        notes = Notes(tell, limit)
+        me.serve(service, hear)
+        self.barrier(timeout=timeout)
+        return process_group(notes, (self.rank, len(self.members)), me.config.host)
 
     def _others(self) -> tuple[WorkerId, ...]:
         return tuple(member for member in self.members if member != self._endpoint.id)

@@ -56,14 +56,8 @@ def said(edge: Connection) -> str:
 
 
 def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            break
-        size /= 1000
-    else:
-        unit = "TB"
-    return f"{size:.3g} {unit}"
+    power = min(4, (len(str(count)) - 1) // 3)
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def _text(graph: ConnectionGraph) -> str:

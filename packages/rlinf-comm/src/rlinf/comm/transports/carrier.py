@@ -41,7 +41,7 @@ class Notes:
         timeout_s: How long `get` waits.
     """
 
-    def __init__(self, tell: Callable[[bytes], None], timeout_s: float) -> None:
+    def __init__(self, tell: Callable[[bytes], None], timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
         self._tell = tell
         self._values: dict[str, bytes] = {}

@@ -90,7 +90,7 @@ class Segments:
         make: Callable[[int], Export],
         dropped: Callable[[int], None],
         limit_bytes: int,
-        timeout_s: float,
+        timeout_s: float | None,
     ) -> None:
         self.nbytes = 0
         self._make = make

@@ -115,7 +115,7 @@ def join(header: bytes, buffers: Sequence[Buffer] = (), *, allow_pickle: bool = 
 def _views(buffers: Iterable[Buffer]) -> list[memoryview]:
     return [
         buffer
-        if type(buffer) is OnDevice
+        if isinstance(buffer, OnDevice)
         or (type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1)
         else memoryview(buffer).cast("B")
         for buffer in buffers

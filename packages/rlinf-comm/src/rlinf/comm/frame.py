@@ -69,7 +69,7 @@ def _is_safe(buffer: memoryview, place: Staged | None) -> bool:
 
 
 def _copy(buffer: memoryview) -> memoryview:
-    if type(buffer) is OnDevice:
+    if isinstance(buffer, OnDevice):
         return buffer.copy()
     return memoryview(bytes(buffer))
 
@@ -145,7 +145,9 @@ class Outgoing:
             twin.lower()
             self.buffers = twin.buffers
         else:
-            self.buffers = tuple(b.to_host() if type(b) is OnDevice else b for b in self.buffers)
+            self.buffers = tuple(
+                b.to_host() if isinstance(b, OnDevice) else b for b in self.buffers
+            )
         self.on_device = False
 
     def copy(self) -> "Outgoing":

@@ -1,5 +1,6 @@
 """Inspection: what an endpoint tells whoever looks at its connections."""
 
+import functools
 import time
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -85,7 +86,7 @@ class Inspection:
         for name in asked:
             begun = time.monotonic()
             handle = self._caller.ask(ECHO, None, WorkerId.parse(name), ECHO_S)
-            handle.add_done_callback(lambda done, name=name, begun=begun: note(name, begun, done))
+            handle.add_done_callback(functools.partial(note, name, begun))
 
 
 def _view(peer: Peer) -> View:

@@ -44,7 +44,8 @@ class Patches:
         if self._level:
             rest = zlib.compress(rest, self._level)
         masks = np.packbits(changed).tobytes() + np.packbits(flat).tobytes()
-        return _HEAD.pack(bool(self._level), len(flat)) + masks + rest
+        data: bytes = _HEAD.pack(bool(self._level), len(flat)) + masks + rest
+        return data
 
     def decode(
         self, data: memoryview, shape: tuple[int, ...], dtype: "np.dtype[Any]"

@@ -149,7 +149,8 @@ def _leave(walk: Walk, value: Any, torch: Torch, flags: int) -> bool:
     number, _ = torch.look_up(walk, value.dtype)
     walk.program += (Op.DEVICE, walk.name(kind), Op.TENSOR, flags, number, value.ndim)
     walk.numbers += value.shape
-    walk.buffers.append(OnDevice(plain.view(-1).view(torch.torch.uint8), mark(plain)))
+    elements: Any = OnDevice(plain.view(-1).view(torch.torch.uint8), mark(plain))
+    walk.buffers.append(elements)
     walk.keep.append(plain)
     walk.memo[id(value)] = walk.done
     walk.done += 1

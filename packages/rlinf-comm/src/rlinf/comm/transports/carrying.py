@@ -63,7 +63,7 @@ class Envelope(Outgoing):
         """What is carried; the rest is taken anew from the frame, which may own copies by now."""
         kept = [b for at, b in enumerate(self.of.buffers) if at not in self.carried]
         self.buffers = tuple(
-            old if type(new) is OnDevice else new
+            old if isinstance(new, OnDevice) else new
             for old, new in zip(self.buffers, kept, strict=True)
         )
         return [self.of.buffers[position] for position in self.carried]
@@ -220,7 +220,7 @@ class CarryingLink(Link):
         """A part of a frame has left: the connection's, or the carrier's."""
         done = frame.done
         if next(parts) and done is not None:
-            self._loop.post(lambda: done.set_result(None) and None)
+            self._loop.post(lambda: _finish(done))
 
     def queued(self) -> bool:
         """Whether frames are still waiting to leave."""
@@ -303,6 +303,10 @@ class CarryingLink(Link):
     def abandon(self) -> None:
         """In a forked child."""
         self.inner.abandon()
+
+
+def _finish(done: Handle[None]) -> None:
+    done.set_result(None)
 
 
 class Lane:

@@ -137,6 +137,6 @@ def store(notes: Notes) -> Any:
 def _at_address(buffer: memoryview) -> Any:
     """The buffer as one that torch takes without a word: it warns of read-only ones."""
     address = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
-    array = (ctypes.c_char * buffer.nbytes).from_address(address)
+    array: Any = (ctypes.c_char * buffer.nbytes).from_address(address)
     array.keep = buffer
     return array

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf.comm.address import WorkerId
@@ -18,6 +18,8 @@ from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
+from rlinf.comm.into import fill
+from rlinf.comm.logs import show
 from rlinf.comm.mailbox import ANY, Any_, Wish
 from rlinf.comm.many import Many
 from rlinf.comm.peers import Peer, lost_error
@@ -28,7 +30,6 @@ from rlinf.comm.transports.tcp import host_towards
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1 << 16
-STATISTICS = "rlinf.statistics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Endpoint:
         if not config.host:
             config = replace(config, host=host_towards(registry.host))
         self.config = config
+        show(config.log_level)
         self.record = WorkerRecord(
             self.id,
             time.time_ns(),
@@ -100,7 +102,6 @@ class Endpoint:
         self.registry = self._in.registry
         if sink is not None:
             self._exchange.ledger.sinks.append(sink)
-        self._exchange.services.add(STATISTICS, lambda r: r.reply(asdict(self.statistics())))
         guard(self, Endpoint._after_fork)
         try:
             self.record = self._in.open()
@@ -126,7 +127,7 @@ class Endpoint:
         peer = self._known.get(to) or self._peer(to)
         flags, header, buffers = self._exchange.encode(obj)
         if not buffers and self._outbox.try_small(peer, tag, flags, header):
-            self._exchange.ledger.sent(peer.id, MESSAGE, tag, len(header))
+            self._exchange.ledger.sent(peer, MESSAGE, tag, len(header))
             return
         frame = Outgoing(MESSAGE, header, buffers, tag=tag)
         frame.flags = flags
@@ -143,7 +144,7 @@ class Endpoint:
         peer = self._peer(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
         if self._outbox.try_post(peer, frame):
-            self._exchange.ledger.sent(peer.id, MESSAGE, tag, frame.nbytes)
+            self._exchange.ledger.sent(peer, MESSAGE, tag, frame.nbytes)
             done: Handle[None] = Handle("isend", progress=self._loop)
             done.set_result(None)
             return done
@@ -182,16 +183,26 @@ class Endpoint:
             raise failed[0]
 
     def recv(
-        self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
+        self,
+        source: str | WorkerId | Any_ = ANY,
+        *,
+        tag: int = 0,
+        timeout: TimeoutLike = DEFAULT,
+        out: Any = None,
     ) -> Any:
         """Receive the next object from `source` (ANY: whoever sent first).
+
+        Into `out`, if that is given: an array or tensor, or a dict, list or tuple of such; it is
+        returned, and untouched unless everything fits.
 
         Raises:
             Timeout: Nothing came in time.
             PeerLost: The source is gone (and all it had sent is received).
             CodecError: What came cannot be decoded.
+            MessageMismatch: It has another dtype, shape or structure than `out`; it is lost.
         """
-        return self.recv_from(source, tag=tag, timeout=timeout)[0]
+        obj, sender = self.recv_from(source, tag=tag, timeout=timeout)
+        return obj if out is None else fill(out, obj, sender)
 
     def recv_from(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -313,7 +324,7 @@ class Endpoint:
         link = peer.link
         copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
         if copied and self._outbox.try_post(peer, frame):
-            self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
+            self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
             return
         self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
 
@@ -322,7 +333,7 @@ class Endpoint:
         frame.cares = handle
         frame.done = handle
         self._outbox.post(peer, frame)
-        self._exchange.ledger.sent(peer.id, MESSAGE, frame.tag, frame.nbytes)
+        self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
         return handle
 
     def _wait_for(self, peer: Peer | None, tag: int, timeout: TimeoutLike) -> tuple[Any, WorkerId]:

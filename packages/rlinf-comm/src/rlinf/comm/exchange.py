@@ -32,6 +32,7 @@ class Exchange:
         self.calls = Calls()
         self.ledger = Ledger(me)
         self.outbox: Outbox
+        self.kinds: frozenset[str] = frozenset()
         self._peers = peers
         self._allow_pickle = allow_pickle
 
@@ -41,7 +42,7 @@ class Exchange:
         """The flags, header and buffers of an object; a few bytes are their own encoding."""
         if type(obj) is bytes and len(obj) <= RAW_BYTES:
             return RAW, obj, ()
-        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle)
+        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle, kinds=self.kinds)
         return 0, header, buffers
 
     def pack(
@@ -112,7 +113,7 @@ class Exchange:
 
     def payload(self, link: Link, peer: Peer, frame: Incoming) -> None:
         """A message, request, reply or error has come."""
-        self.ledger.received(peer.id, link.epoch, frame)
+        self.ledger.received(peer, link.epoch, frame)
         if frame.kind == MESSAGE:
             frame.source, frame.window = peer.id, peer.window
             if frame.flags & MANY:
@@ -170,7 +171,7 @@ class Exchange:
 
         def answer(kind: int, value: object) -> None:
             reply = self.pack(kind, value, ident=frame.ident)
-            self.ledger.sent(peer.id, kind, 0, reply.nbytes)
+            self.ledger.sent(peer, kind, 0, reply.nbytes)
             self.outbox.reply(link, peer, reply)
 
         service = frame.service.decode(errors="replace")

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlinf.comm.address import WorkerId
+from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.handle import Handle
 from rlinf.comm.window import Window
 
@@ -26,6 +27,8 @@ HELLO, CHALLENGE, PROVE, WELCOME, REFUSE = 1, 2, 3, 4, 5
 MESSAGE, REQUEST, REPLY, ERROR = 10, 11, 12, 13
 # Housekeeping.
 CREDIT, WANT, BYE, IDLE, PING, CHUNK = 20, 21, 22, 23, 24, 25
+# Buffers that go beside the connection.
+CARRIED, NOTE = 26, 27
 # Shared memory.
 SEGMENT, RELEASE, DROP, END = 30, 31, 32, 33
 
@@ -65,17 +68,26 @@ def _is_safe(buffer: memoryview, place: Staged | None) -> bool:
     return isinstance(buffer.obj, bytes) or (place is not None and place.segment is not None)
 
 
+def _copy(buffer: memoryview) -> memoryview:
+    if isinstance(buffer, OnDevice):
+        return buffer.copy()
+    return memoryview(bytes(buffer))
+
+
 class Outgoing:
     """A frame to send.
 
     Attributes:
         done: Completes when the buffers are no longer needed; None: they are copied if need be.
+        beside: What a transport that carries buffers beside its connection made of it.
         cares: Fails if the frame cannot be sent; a frame whose `cares` is done is not sent.
+        on_device: Whether some buffers are `OnDevice`.
         staged: Where a transport has put the buffers.
         twin: A frame of the same content, whose `staged` serves this one as well.
     """
 
     __slots__ = (
+        "beside",
         "buffers",
         "cares",
         "done",
@@ -84,6 +96,7 @@ class Outgoing:
         "ident",
         "kind",
         "nbytes",
+        "on_device",
         "service",
         "staged",
         "tag",
@@ -112,6 +125,8 @@ class Outgoing:
             self.nbytes += sum([buffer.nbytes for buffer in buffers])
         self.done: Handle[None] | None = None
         self.cares: Handle[Any] | None = None
+        self.on_device = OnDevice in map(type, buffers)
+        self.beside: object = None
         self.staged: Sequence[Staged] | None = None
         self.twin: Outgoing | None = None
 
@@ -119,9 +134,21 @@ class Outgoing:
         """Copy the buffers that the sender may change."""
         places = self.staged or (None,) * len(self.buffers)
         self.buffers = tuple(
-            buffer if _is_safe(buffer, place) else memoryview(bytes(buffer))
+            buffer if _is_safe(buffer, place) else _copy(buffer)
             for buffer, place in zip(self.buffers, places, strict=True)
         )
+
+    def lower(self) -> None:
+        """Bring what is on a device to the host, once for all copies of a frame."""
+        twin = self.twin
+        if twin is not None and twin.buffers is self.buffers:
+            twin.lower()
+            self.buffers = twin.buffers
+        else:
+            self.buffers = tuple(
+                b.to_host() if isinstance(b, OnDevice) else b for b in self.buffers
+            )
+        self.on_device = False
 
     def copy(self) -> "Outgoing":
         """The same content, to be sent to somebody else."""

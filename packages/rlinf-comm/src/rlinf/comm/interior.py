@@ -8,6 +8,7 @@ from rlinf.comm.config import CommConfig
 from rlinf.comm.errors import CommError
 from rlinf.comm.exchange import Exchange
 from rlinf.comm.handle import Handle
+from rlinf.comm.inspection import Inspection
 from rlinf.comm.manager import ConnectionManager, Outfit
 from rlinf.comm.membership import Membership
 from rlinf.comm.patience import Patience
@@ -32,7 +33,8 @@ class Interior:
         registry: Where to register.
 
     Attributes:
-        loop, peers, exchange, manager, patience, caller, registry, transports: The parts.
+        loop, peers, exchange, manager, patience, caller, inspection, registry, transports: The
+            parts.
     """
 
     def __init__(self, record: WorkerRecord, config: CommConfig, registry: Registry) -> None:
@@ -62,6 +64,7 @@ class Interior:
         )
         self.patience.manager, self.patience.exchange = self.manager, self.exchange
         self.caller = Caller(self.exchange, self.peers, self.manager, self.patience, self.loop)
+        self.inspection = Inspection(self.exchange, self.peers, self.caller)
         self.registry = registry.bind(self.caller)
         self._membership = Membership(self.registry, self.loop, config.heartbeat_s)
 
@@ -77,11 +80,20 @@ class Interior:
             owner=reception,
             deferred=self.peers.deferred,
             memory=self._memory,
+            device=record.device,
         )
-        for name, kind in transports()[0].items():
+        usable, absent = transports()
+        missing = dict(absent)
+        for name, kind in usable.items():
+            reason = kind.unsuited(record.device, config)
+            if reason is not None:
+                missing[name] = reason
+                continue
             self.transports[name] = kind(surroundings)
+            self.exchange.kinds |= kind.kinds
         addresses = tuple(transport.listen() for transport in self.transports.values())
         self.manager.me = replace(record, addresses=addresses)
+        self.manager.missing = missing
         self.manager.use(self.transports, reception.greeter, surroundings)
         self.manager.me = self._membership.join(self.manager.me, config.connection_timeout_s)
         self.loop.call_later(config.idle_s, self._close_idle)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlinf.comm.address import WorkerId
 from rlinf.comm.events import Event, Received, Sent, Sink
 from rlinf.comm.frame import NAMES, Incoming
+from rlinf.comm.peers import Peer
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +43,19 @@ class Ledger:
             except Exception:
                 log.exception("%s: sink %r raised", self._me, sink)
 
-    def sent(self, to: WorkerId, kind: int, tag: int, nbytes: int) -> None:
+    def sent(self, to: Peer, kind: int, tag: int, nbytes: int) -> None:
         """Note a frame that was handed over."""
         self.counters.sent += 1
         self.counters.sent_bytes += nbytes
+        to.sent_bytes += nbytes
         if self.sinks:
-            self.emit(Sent(to, 0, time.monotonic(), NAMES[kind], tag, nbytes))
+            self.emit(Sent(to.id, 0, time.monotonic(), NAMES[kind], tag, nbytes))
 
-    def received(self, source: WorkerId, epoch: int, frame: Incoming) -> None:
+    def received(self, source: Peer, epoch: int, frame: Incoming) -> None:
         """Note a frame that has come."""
         self.counters.received += 1
         self.counters.received_bytes += frame.nbytes
+        source.received_bytes += frame.nbytes
         if self.sinks:
             at, what = time.monotonic(), NAMES[frame.kind]
-            self.emit(Received(source, epoch, at, what, frame.tag, frame.nbytes))
+            self.emit(Received(source.id, epoch, at, what, frame.tag, frame.nbytes))

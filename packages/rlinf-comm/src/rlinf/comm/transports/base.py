@@ -7,12 +7,14 @@ Whatever a link reports, it reports on the thread that dispatches for its endpoi
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.config import CommConfig
 from rlinf.comm.deferred import Deferred
+from rlinf.comm.device import Device
+from rlinf.comm.errors import CommError
 from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
 from rlinf.comm.progress import Loop
 
@@ -51,6 +53,7 @@ class Link(ABC):
         authenticated: Whether the handshake is done.
         state: What its owner remembers of it.
         clean: Whether the peer has said goodbye.
+        failure: What is wrong with the peer, where dialling it again is of no use.
         unsent: Frames that had not left whole when the link was lost.
     """
 
@@ -66,6 +69,7 @@ class Link(ABC):
         self.authenticated = False
         self.state: object = None
         self.clean = False
+        self.failure: CommError | None = None
         self.unsent: list[Outgoing] = []
 
     def authenticate(self) -> None:
@@ -84,6 +88,8 @@ class Link(ABC):
         Raises:
             PoolExhausted: There never will be.
         """
+        if frame.on_device:
+            frame.lower()
         return True
 
     @abstractmethod
@@ -128,6 +134,7 @@ class Surroundings:
         owner: Whom links report to.
         memory: Private memory for what arrives.
         deferred: Where links put what calls back into the unknown; `send` may hold locks.
+        device: What the worker computes on.
     """
 
     name: str
@@ -136,6 +143,7 @@ class Surroundings:
     owner: LinkOwner
     deferred: Deferred
     memory: Callable[[int], memoryview]
+    device: Device = field(default_factory=Device)
 
 
 class Transport(ABC):
@@ -144,10 +152,12 @@ class Transport(ABC):
     Class attributes:
         name: What the entry point, `backend_priority` and `Choice` call it.
         scheme: Of the addresses it listens at.
+        kinds: Kinds of device whose memory it moves without the host.
     """
 
     name: ClassVar[str]
     scheme: ClassVar[str]
+    kinds: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -155,6 +165,11 @@ class Transport(ABC):
     @classmethod
     def missing(cls) -> str | None:
         """Why this transport cannot work on this host; None where it can."""
+        return None
+
+    @classmethod
+    def unsuited(cls, device: Device, config: CommConfig) -> str | None:
+        """Why an endpoint on this device, with these settings, does without it."""
         return None
 
     @abstractmethod

@@ -67,6 +67,8 @@ class ShmLink(StreamLink):
 
     def stage(self, frame: Outgoing) -> bool:
         """Put the frame's buffers into the pool, once for all links of this endpoint."""
+        if frame.on_device:
+            frame.lower()
         return self._lender.stage(frame)
 
     def lent_bytes(self) -> int:

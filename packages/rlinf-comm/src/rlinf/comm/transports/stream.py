@@ -199,8 +199,12 @@ class StreamLink(Link):
             self.close(f"connect: {errno.errorcode.get(code, code)}")
             return False
         self._connecting = False
-        self.owner.on_open(self)
+        self._open()
         return True
+
+    def _open(self) -> None:
+        """The connection is there."""
+        self.owner.on_open(self)
 
     def _read(self) -> None:
         reader, busy = self._reader, self._loop.busy

@@ -1,5 +1,7 @@
 """What must hold for any batch: hypothesis looks for one where it does not."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,7 +49,7 @@ def cut_gradient(seed, mask, names, cut, dtype):
         normal(seed + i, *shape).to(dtype) for i, shape in enumerate(shapes)
     )
     edges = [0, *sorted(borders), ROWS]
-    batches = [list(order[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    batches = [list(order[a:b]) for a, b in itertools.pairwise(edges)]
     gradients, divisor = [], torch.zeros((), dtype=torch.float64)
     for rank in range(ranks):
         leaf = weight.clone().requires_grad_()

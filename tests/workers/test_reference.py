@@ -196,7 +196,7 @@ def test_the_penalty_of_long_responses_is_that_of_trl():
     same(overlong_penalty(given("overlong"), 100, Overlong(buffer=20)), "trl/overlong")
 
 
-# -- where they are wrong ---------------------------------------------------------------------------
+# -- where they are wrong ----------------------------------------------------------------------
 
 
 def test_verl_gives_equal_rewards_an_advantage():

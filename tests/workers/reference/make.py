@@ -186,7 +186,7 @@ def trl_losses(x: SimpleNamespace) -> None:
         keep(**{f"trl__{name}": loss, f"trl__{name}_grad": gradient})
 
 
-def trl_loss(x, leaf, kind, low, high, delta, beta, level, mask=None):  # noqa: ANN001, ANN201
+def trl_loss(x, leaf, kind, low, high, delta, beta, level, mask=None):
     mask = x.holes if mask is None else mask
     whole = lambda value, reduction="sum": value  # noqa: E731
     fake = SimpleNamespace(

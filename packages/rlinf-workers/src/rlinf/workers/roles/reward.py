@@ -40,7 +40,7 @@ class ScoredGroup:
         group: The responses.
         rewards: float32 [n]; 0 where unscored.
         status: uint8 [n], indexes into `STATUSES`.
-        advantages: float32 [n], or None: the trainer computes them from the rewards.
+        advantages: float32 [n], or [n, T] a token, or None: the trainer computes them.
         reference_logprobs: float32 [n, T] of a reference policy for a KL penalty, or None.
     """
 
@@ -63,6 +63,25 @@ class ScoredGroup:
     def scored(self) -> npt.NDArray[np.bool_]:
         """Which samples have a reward, bool [n]."""
         return np.asarray(self.status != STATUSES.index("unscored"))
+
+    @property
+    def informative(self) -> bool:
+        """Whether two scored samples have different rewards."""
+        known = self.rewards[self.scored]
+        return bool(len(known) and known.max() > known.min())
+
+    @property
+    def learnable(self) -> npt.NDArray[np.bool_]:
+        """Tokens that the model wrote in scored samples, bool [n, T]."""
+        return np.asarray(self.group.trainable & self.scored[:, None])
+
+    @property
+    def token_rewards(self) -> npt.NDArray[np.float32]:
+        """Each sample's reward at its last token, float32 [n, T]; 0 elsewhere."""
+        placed = np.zeros(self.group.tokens.shape, np.float32)
+        ended = np.flatnonzero(self.scored & (self.group.lengths > 0))
+        placed[ended, self.group.lengths[ended] - 1] = self.rewards[ended]
+        return placed
 
     @property
     def token_count(self) -> int:

@@ -4,7 +4,7 @@ A name stands for what its paper says; every part can be chosen by itself as wel
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -68,7 +68,7 @@ class Algorithm:
     advantage: AdvantageKind
     loss: LossKind = "ppo"
     clip: Clip | None = None
-    normalisation: Normalisation = Normalisation("token")
+    normalisation: Normalisation = field(default_factory=Normalisation)
     overlong: Overlong | None = None
     dynamic: DynamicSampling | None = None
     frozen_steps: int = 0

@@ -110,9 +110,7 @@ class TrainerConfig:
         if self.advantage not in GROUP_ADVANTAGES and self.dynamic is not None:
             raise ValueError(f"dynamic sampling needs groups, advantage={self.advantage} has none")
         if self.advantage == "gae" and self.overlong is not None:
-            raise ValueError(
-                "overlong shapes rewards, and with advantage=gae the critic reads them"
-            )
+            raise ValueError("overlong shapes rewards; with advantage=gae the critic reads them")
 
     @property
     def divisor(self) -> Normalisation:

@@ -1,5 +1,6 @@
 """Roles: what the parts of a flow are, as protocols, and the data that travels between them."""
 
+from rlinf.workers.roles.critic import CriticEngine, CriticStats
 from rlinf.workers.roles.residency import Residency
 from rlinf.workers.roles.reward import STATUSES, RewardEngine, Score, ScoredGroup, Status
 from rlinf.workers.roles.rollout import (
@@ -12,6 +13,8 @@ from rlinf.workers.roles.rollout import (
 from rlinf.workers.roles.trainer import PartialStats, StepStats, TrainerEngine
 
 __all__ = [
+    "CriticEngine",
+    "CriticStats",
     "FINISH_REASONS",
     "GenerationRequest",
     "Group",

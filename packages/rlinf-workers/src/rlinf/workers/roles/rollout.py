@@ -127,7 +127,8 @@ class Group:
 
     def own(self, sample: int) -> IntArray:
         """The token ids of one sample that the model itself wrote."""
-        return self.tokens[sample, self.trainable[sample]]
+        ids: IntArray = self.tokens[sample, self.trainable[sample]]
+        return ids
 
     def stopped(self) -> npt.NDArray[np.bool_]:
         """Which samples ended with a stop token, bool [n]."""

@@ -72,8 +72,7 @@ class TorchCritic:
         self._head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
-        self._parameters = [*model.parameters(), *self._head.parameters()]
-        self._optimiser = Optimiser(self._parameters, self._config.optimiser)
+        self._optimiser = Optimiser(self._named().values(), self._config.optimiser)
         self._sums = _Sums()
         self._version = 0
 
@@ -113,6 +112,33 @@ class TorchCritic:
             tokens=sums.tokens,
         )
 
+    def save(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """What decides the steps to come: tensors (not copies) and numbers, each by name.
+
+        Raises `ValueError` in the middle of a step.
+        """
+        if self._sums != _Sums():
+            raise ValueError("finish the critic's step before saving")
+        named = self._named()
+        model = {f"model.{name}": p.detach() for name, p in named.items()}
+        moments = self._optimiser.state(list(named))
+        tensors = model | {f"optimiser.{name}": tensor for name, tensor in moments.items()}
+        return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Become what `save` described; a step that was begun is forgotten.
+
+        Raises `WeightsMismatch`, with nothing changed, when they are those of another model.
+        """
+        named = self._named()
+        parts = {
+            kind: {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
+            for kind in ("model.", "optimiser.")
+        }
+        load_state({n: p.detach() for n, p in named.items()}, parts["model."], complete=True)
+        self._optimiser.load(list(named), parts["optimiser."], numbers["optimiser_calls"])
+        self._version, self._sums = numbers["version"], _Sums()
+
     def onload(self) -> None:
         """Bring parameters, gradients and optimiser state onto the device. See `Residency`."""
         move(self._tensors(), self._device)
@@ -125,8 +151,12 @@ class TorchCritic:
         """Bytes of parameters, gradients and optimiser state on the device."""
         return nbytes(self._tensors(), self._device)
 
+    def _named(self) -> dict[str, nn.Parameter]:
+        head = {f"value_head.{name}": p for name, p in self._head.named_parameters()}
+        return dict(self._model.named_parameters()) | head
+
     def _tensors(self) -> Iterator[Tensor]:
-        yield from self._parameters
+        yield from self._named().values()
         yield from self._optimiser.tensors()
 
     def _values(self, batch: PrefixBatch) -> Tensor:

@@ -149,7 +149,7 @@ class TorchTrainer:
         self._parts = PartialStats()
         self._held: list[ScoredGroup] = []
         self._waiting: list[TrainRows] = []
-        self._version = self._steps = self._rounds = 0
+        self._version = self._rounds = 0
 
     @property
     def version(self) -> int:
@@ -198,7 +198,6 @@ class TorchTrainer:
         self._parts = PartialStats()
         self._supervised = None
         self._rounds = 0
-        self._steps += 1
         lr = self._optimiser.lr
         norm = self._optimiser.step(parts.weight if stepped else 0.0)
         self._version += stepped
@@ -257,7 +256,7 @@ class TorchTrainer:
 
     @property
     def _frozen(self) -> bool:
-        return self._steps < self._config.frozen_steps
+        return self._optimiser.calls < self._config.frozen_steps
 
     def _settle(self) -> PartialStats:
         """Give the groups that are held their advantages, and queue what there is to train on."""

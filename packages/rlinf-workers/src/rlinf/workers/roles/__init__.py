@@ -2,7 +2,14 @@
 
 from rlinf.workers.roles.critic import CriticEngine, CriticStats
 from rlinf.workers.roles.residency import Residency
-from rlinf.workers.roles.reward import STATUSES, RewardEngine, Score, ScoredGroup, Status
+from rlinf.workers.roles.reward import (
+    STATUSES,
+    RewardEngine,
+    RewardModel,
+    Score,
+    ScoredGroup,
+    Status,
+)
 from rlinf.workers.roles.rollout import (
     FINISH_REASONS,
     GenerationRequest,
@@ -21,6 +28,7 @@ __all__ = [
     "PartialStats",
     "Residency",
     "RewardEngine",
+    "RewardModel",
     "RolloutEngine",
     "STATUSES",
     "Sampling",

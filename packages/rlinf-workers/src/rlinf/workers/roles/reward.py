@@ -7,9 +7,9 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rlinf.workers.roles.rollout import Group
+from rlinf.workers.roles.rollout import Group, IntArray
 
-__all__ = ["STATUSES", "RewardEngine", "Score", "ScoredGroup", "Status"]
+__all__ = ["STATUSES", "RewardEngine", "RewardModel", "Score", "ScoredGroup", "Status"]
 
 Status = Literal["scored", "unscored", "format_error"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -95,3 +95,14 @@ class RewardEngine(Protocol):
 
     def score(self, groups: Sequence[Group]) -> list[ScoredGroup]:
         """Score each group, in order; a response that cannot be judged is `unscored`."""
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """A model that judges, as token ids of the policy's own tokenizer."""
+
+    def score(self, rows: Sequence[tuple[IntArray, IntArray]]) -> Sequence[float]:
+        """One value for each (prompt, response), in order; NaN where it has none.
+
+        A row's value must not depend on the rows around it, except for rounding.
+        """

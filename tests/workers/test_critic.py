@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from rlinf.workers.algorithms.advantages import gae
 from rlinf.workers.engines.models import ModelSpec, build_model
 from rlinf.workers.engines.optimiser import OptimiserConfig
+from rlinf.workers.engines.parameters import WeightsMismatch
 from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
 from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
 from rlinf.workers.errors import ConfigError
@@ -153,6 +154,22 @@ def test_weights_of_a_policy_become_the_trunk():
     assert critic.version == 3
     for name, value in policy.named_parameters():
         assert torch.equal(critic.state()[name], value)
+
+
+def test_what_was_saved_goes_on_as_if_nothing_had_happened():
+    critic = taught(TorchCritic(tiny()), 2)
+    tensors, numbers = critic.save()
+    kept = {name: value.clone() for name, value in tensors.items()}
+    other = TorchCritic(tiny())
+    other.estimate(ragged())
+    with pytest.raises(ValueError, match="finish the critic's step"):
+        other.save()
+    other.restore(kept, numbers)
+    for _ in range(2):
+        assert taught_stats(other) == taught_stats(critic)
+    assert other.save()[1] == critic.save()[1]
+    with pytest.raises(WeightsMismatch, match="value_head"):
+        other.restore({n: t for n, t in kept.items() if "value_head" not in n}, numbers)
 
 
 def test_offload_and_onload_change_nothing():

@@ -30,7 +30,7 @@ def test_verdicts_come_in_order(pool):
     assert pool.judge([]) == []
 
 
-@pytest.mark.parametrize("hostile", ["spin", "regex", "sleep"])
+@pytest.mark.parametrize("hostile", ["spin", "regex", "sleep", "stop"])
 def test_a_verdict_that_takes_too_long_is_unscored(pool, hostile):
     before = pool.statistics()
     scores = pool.judge([("score 1", 0), (hostile, 0), ("score 1", 0)])
@@ -39,12 +39,21 @@ def test_a_verdict_that_takes_too_long_is_unscored(pool, hostile):
     assert (after.late - before.late, after.died - before.died) == (1, 0)
 
 
-@pytest.mark.parametrize("hostile", ["exit", "signal", "memory", "crash", "raise"])
+@pytest.mark.parametrize(
+    "hostile", ["exit", "signal", "memory", "crash", "raise", "mute", "chatter"]
+)
 def test_a_judge_that_dies_is_replaced(pool, hostile):
     before = pool.statistics()
     scores = pool.judge([(hostile, 0), ("score 1", 0)])
     assert [score.status for score in scores] == ["unscored", "scored"]
     assert pool.statistics().died == before.died + 1
+
+
+def test_a_long_answer_does_not_block(pool):
+    text = "score 1" + " " * (1 << 20)
+    assert [score.value for score in pool.judge([(text, 0), (text, 0)])] == [1.0, 1.0]
+    scores = pool.judge([("stop", 0), (text, 0)])
+    assert [score.status for score in scores] == ["unscored", "scored"]
 
 
 def test_a_judge_killed_between_two_calls_is_replaced(pool):

@@ -162,16 +162,13 @@ class _Member:
     def judge(self, answer: Answer) -> Score:
         """The verdict; a process that could not give it is gone afterwards."""
         process = self._running()
-        line = b""
-        if _write(process, frame(answer)):
-            line = _line(process, PATIENCE * self._config.deadline_s)
+        line = _exchange(process, frame(answer), PATIENCE * self._config.deadline_s)
         if line:
             self.counts[0] += 1
             self._forget_errors()
             return _score(line)
-        timed_out = process.poll() is None
         code = self.kill()
-        late = timed_out or code == -SIGPROF
+        late = line is None or code == -SIGPROF
         self.counts[1 if late else 2] += 1
         if not late:
             log.warning("a judge ended with %s: %s", code, self._last_words)
@@ -199,11 +196,18 @@ class _Member:
         self.kill()
         self._errors = tempfile.TemporaryFile("ab+")  # noqa: SIM115 - `kill` closes it
         command = [sys.executable, "-m", "rlinf.workers.engines.judge_process"]
-        pipe = subprocess.PIPE
         process = self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            start_new_session=True,
         )
-        if not (_write(process, self._opening) and _line(process, self._config.start_s)):
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+        if not _exchange(process, self._opening, self._config.start_s):
             self.kill()
             raise JudgeFailed(
                 f"a judge was not ready within {self._config.start_s:g} s: {self._last_words}"
@@ -216,33 +220,34 @@ class _Member:
             self._errors.truncate(0)
 
 
-def _write(process: subprocess.Popen[bytes], data: bytes) -> bool:
-    """Whether the process took it: it reads whenever it is not judging."""
-    assert process.stdin is not None
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.write(process.stdin.fileno(), view) :]
-    except BrokenPipeError:
-        return False
-    return True
+def _exchange(process: subprocess.Popen[bytes], data: bytes, timeout_s: float) -> bytes | None:
+    """Write `data` and return the line that comes back.
 
-
-def _line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """The next line it writes; empty where it ended, said too much or took too long."""
-    assert process.stdout is not None
+    Empty where the process ended or said too much; None where it took too long, for either.
+    """
+    assert process.stdin is not None and process.stdout is not None
     deadline = time.monotonic() + timeout_s
-    found = b""
+    left, found = memoryview(data), b""
     with selectors.DefaultSelector() as selector:
+        selector.register(process.stdin, selectors.EVENT_WRITE)
         selector.register(process.stdout, selectors.EVENT_READ)
-        while not found.endswith(b"\n") and len(found) < LONGEST_ANSWER_BYTES:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return b""
-            piece = os.read(process.stdout.fileno(), LONGEST_ANSWER_BYTES)
-            if not piece:
-                process.wait(timeout=timeout_s)
-                return b""
-            found += piece
+        while not found.endswith(b"\n"):
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            for key, events in ready:
+                if events & selectors.EVENT_WRITE:
+                    try:
+                        left = left[os.write(key.fd, left) :]
+                    except BrokenPipeError:
+                        return b""
+                    if not left:
+                        selector.unregister(key.fileobj)
+                else:
+                    piece = os.read(key.fd, LONGEST_ANSWER_BYTES)
+                    found += piece
+                    if not piece or len(found) > LONGEST_ANSWER_BYTES:
+                        return b""
     return found
 
 

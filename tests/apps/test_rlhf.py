@@ -163,23 +163,41 @@ def test_the_tiny_model_learns(tmp_path: Path, algorithm: str, seed: int) -> Non
     assert held_out[-1] > 0.70
 
 
+HYBRID = """\
+format: rlinf-plan/1
+batch: 8
+devices: ['core:0', 'core:1']
+seconds: null
+tree:
+  spatial:
+    micro_batches: 4
+    first: {component: rollout, devices: 1}
+    second:
+      temporal:
+        first: {component: critic, devices: 1}
+        second: {component: trainer, devices: 1}
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_with_a_critic_every_plan_gives_the_same_losses(tmp_path: Path) -> None:
-    found = {}
-    for plan in ("temporal", "spatial"):
-        folder = tmp_path / plan
+def test_with_a_critic_every_execution_gives_the_same_losses(tmp_path: Path) -> None:
+    hybrid = tmp_path / "hybrid.yaml"
+    hybrid.write_text(HYBRID)
+    found = []
+    for launcher, plan in (("inline", "temporal"), ("inline", hybrid), ("ray", "temporal")):
+        folder = tmp_path / str(len(found))
         arguments = ("algorithm=ppo", "trainer.frozen_steps=1", f"plan={plan}", *SHORT)
-        done = run(f"folder={folder}", "launcher=inline", *arguments)
+        done = run(f"folder={folder}", f"launcher={launcher}", *arguments)
         assert done.returncode == 0, done.stderr
-        found[plan] = [
-            (line["loss"], line["value_loss"], line["grad_norm"]) for line in metrics(folder)
-        ]
-    first, *others = found["temporal"]
-    assert first[2] == 0, "the first step is the critic's alone"
-    assert all(norm > 0 for _, _, norm in others)
-    for one, other in zip(found["temporal"], found["spatial"], strict=True):
-        assert other == pytest.approx(one, rel=1e-3, abs=1e-6)
+        names = ("loss", "value_loss", "grad_norm", "value_grad_norm")
+        found.append([[line[name] for name in names] for line in metrics(folder)])
+    reference, *others = found
+    assert reference[0][2] == 0, "the first step is the critic's alone"
+    assert all(line[2] > 0 for line in reference[1:])
+    for other in others:
+        for line, expected in zip(other, reference, strict=True):
+            assert line == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.slow

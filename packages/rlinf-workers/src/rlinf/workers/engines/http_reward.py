@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from rlinf.workers.bounds import Count, NonNegative, Positive
 from rlinf.workers.roles.reward import Score, ScoredGroup
 from rlinf.workers.roles.rollout import Group
 
@@ -50,11 +51,11 @@ class HttpRewardConfig:
     """
 
     url: str
-    deadline_s: float = 30.0
-    tries: int = 3
-    pause_s: float = 0.5
-    batch: int = 64
-    connections: int = 4
+    deadline_s: Positive = 30.0
+    tries: Count = 3
+    pause_s: NonNegative = 0.5
+    batch: Count = 64
+    connections: Count = 4
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from signal import SIGPROF
 from typing import IO, Any, Self
 
+from rlinf.workers.bounds import Count, Natural, Positive
 from rlinf.workers.engines.judge_process import frame
 from rlinf.workers.engines.rule_reward import Judge
 from rlinf.workers.errors import WorkerError
@@ -55,10 +56,10 @@ class PoolConfig:
         memory_bytes: Address space of a judge's process; 0: no bound.
     """
 
-    processes: int = 1
-    deadline_s: float = 5.0
-    start_s: float = 120.0
-    memory_bytes: int = 4 << 30
+    processes: Count = 1
+    deadline_s: Positive = 5.0
+    start_s: Positive = 120.0
+    memory_bytes: Natural = 4 << 30
 
     def __post_init__(self) -> None:
         if self.processes < 1 or self.deadline_s <= 0 or self.start_s <= 0:

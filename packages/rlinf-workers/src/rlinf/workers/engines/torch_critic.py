@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlinf.workers.algorithms.advantages import gae
 from rlinf.workers.algorithms.losses import value_loss
 from rlinf.workers.algorithms.masking import at_least_float32, masked_sum
+from rlinf.workers.bounds import Count, Share
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
@@ -39,9 +40,9 @@ class CriticConfig:
     """
 
     optimiser: OptimiserConfig = field(default_factory=lambda: OptimiserConfig(lr=1e-3))
-    gamma: float = 1.0
-    lam: float = 1.0
-    micro_batch_tokens: int = 16384
+    gamma: Share = 1.0
+    lam: Share = 1.0
+    micro_batch_tokens: Count = 16384
 
 
 @dataclass(slots=True)

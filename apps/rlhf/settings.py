@@ -1,6 +1,6 @@
 """The keys of this app's configuration, and what follows from them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -8,18 +8,22 @@ from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenize
 
 from rlinf.comm import CommConfig
 from rlinf.workers import ClusterConfig, PlanningConfig
+from rlinf.workers.algorithms.registry import ALGORITHMS
 from rlinf.workers.bounds import Count, Natural, NonNegative, Share
 from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
+from rlinf.workers.engines.torch_critic import CriticConfig
 from rlinf.workers.engines.torch_generate import GenerateConfig
 from rlinf.workers.engines.torch_trainer import TrainerConfig
-from rlinf.workers.roles import RewardEngine, Sampling
+from rlinf.workers.roles import GenerationRequest, RewardEngine, Sampling
 
-__all__ = ["CONFIG", "RlhfConfig", "RolloutConfig", "SftConfig"]
+__all__ = ["CHOICES", "CONFIG", "EvalConfig", "RlhfConfig", "RolloutConfig", "SftConfig"]
 
 Dtype = Literal["float32", "bfloat16", "auto"]
 CONFIG = Path(__file__).with_name("config.yaml")
+CHOICES = {"algorithm": {name: {"trainer": a.settings()} for name, a in ALGORITHMS.items()}}
+"""What `algorithm=...` implies; each part can still be set, as in `trainer.clip.high=0.3`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,25 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """How a run is judged on held-out prompts.
+
+    Attributes:
+        every: Steps between two evaluations, each after the step; 0: none.
+        samples: Sampled answers for each held-out prompt.
+    """
+
+    every: Natural = 0
+    samples: Count = 4
+
+
+@dataclass(frozen=True, slots=True)
 class RlhfConfig:
     """Everything about a run.
 
     Attributes:
         model: A preset of config.yaml, or the path of a transformers model folder.
+        algorithm: ppo (with a critic), grpo, dr_grpo, dapo, rloo, reinforce++, gspo or cispo.
         launcher: ray: a process a worker; inline: all in this process.
         plan: temporal, spatial, auto, or the path of a saved plan.
         steps: Optimiser steps.
@@ -82,6 +100,7 @@ class RlhfConfig:
     """
 
     model: str = "tiny"
+    algorithm: str = "grpo"
     launcher: Literal["ray", "inline"] = "ray"
     plan: str = "temporal"
     steps: Count = 60
@@ -92,11 +111,38 @@ class RlhfConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     scheduling: PlanningConfig = field(default_factory=PlanningConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     communication: CommConfig = field(default_factory=CommConfig)
 
     def __post_init__(self) -> None:
         Choice.of(self.plan)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether advantages come from a critic."""
+        return self.trainer.advantage == "gae"
+
+    def channels(self) -> tuple[str, ...]:
+        """The channels of an iteration, in the order in which samples pass them."""
+        return ("prompts", "samples", "scored", *["valued"] * self.has_critic)
+
+    def requests(self, task: Task, step: int, round: int) -> list[GenerationRequest]:
+        """What is sampled in a round of a step; the same for every run with the same seed."""
+        sizes, again = self.rollout, f"+{round}" * (round > 0)
+        items = task.prompts(self.seed * 1_000_003 + step + 1_000_033 * round, sizes.prompts)
+        return task.requests(
+            f"{step}{again}", items, self.sampling(task), sizes.samples, sizes.max_new_tokens
+        )
+
+    def trainer_config(self) -> TrainerConfig:
+        """The trainer's configuration with what the rollout's says about lengths and groups."""
+        dynamic, sizes = self.trainer.dynamic, self.rollout
+        if dynamic is not None and not dynamic.groups:
+            dynamic = replace(dynamic, groups=sizes.prompts)
+        longest = self.trainer.max_response_tokens or sizes.max_new_tokens
+        return replace(self.trainer, dynamic=dynamic, max_response_tokens=longest)
 
     def model_spec(self, dtype: Dtype = "float32") -> ModelSpec:
         """The model to build."""

@@ -155,3 +155,20 @@ def test_of_a_key_given_twice_the_last_value_counts(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("count: 3\n")
     assert load(Bounded, path, ["count=1", "count=2"]).count == 2
+
+
+def test_a_choice_lies_below_the_file_and_its_presets(file: Path) -> None:
+    choices = {
+        "launcher": {
+            "ray": {"trainer": {"lr": 9.0, "warmup_steps": 3}},
+            "inline": {"trainer": {"warmup_steps": 5}, "steps": 1},
+        }
+    }
+    ray = load(Outer, file, preset_key="model", choices=choices)
+    assert (ray.trainer.lr, ray.trainer.warmup_steps, ray.steps) == (0.5, 3, 20)
+    inline = load(Outer, file, ["launcher=inline"], choices=choices)
+    assert (inline.trainer.lr, inline.trainer.warmup_steps, inline.steps) == (1e-3, 5, 20)
+    own = load(Outer, file, ["launcher=inline", "trainer.warmup_steps=8"], choices=choices)
+    assert own.trainer.warmup_steps == 8
+    with pytest.raises(ConfigError, match="launcher=slurm is not known: choose one of inline, ray"):
+        load(Outer, file, ["launcher=slurm"], choices=choices)

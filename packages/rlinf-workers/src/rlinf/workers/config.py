@@ -4,6 +4,7 @@ A program declares its keys as (nested) frozen dataclasses. `load` reads them in
 winning over the one before: the dataclass defaults, the YAML file, the overrides. A YAML file may
 hold `presets`: a mapping from a value of one top-level key to the settings which that value
 implies, so that `model=smollm2` can bring its own learning rate; the preset `*` is for all others.
+A program may have such choices too (`algorithm=dapo`); theirs are laid below the file.
 
 Nothing is guessed: an unknown key, a value of the wrong type or out of its bounds or a missing file
 is a `ConfigError` that names the key, and for an unknown key the nearest one that exists. Of a key
@@ -19,6 +20,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import yaml
@@ -26,17 +28,26 @@ import yaml
 from rlinf.workers.bounds import Bounds
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["build", "keys", "load", "worker_environment"]
+__all__ = ["Choices", "build", "keys", "load", "worker_environment"]
 
 T = TypeVar("T")
 Tree = dict[str, Any]
+Choices = Mapping[str, Mapping[str, Tree]]
+"""A top-level key -> a value of it -> the settings which that value implies."""
 
 
-def load(cls: type[T], path: Path, overrides: Sequence[str] = (), preset_key: str = "") -> T:
+def load(
+    cls: type[T],
+    path: Path,
+    overrides: Sequence[str] = (),
+    preset_key: str = "",
+    choices: Choices = MappingProxyType({}),
+) -> T:
     """Read `path` and `overrides` ("a.b=value", the value in YAML) into an instance of `cls`.
 
     Where `preset_key` names a top-level key, the file's `presets[value of that key]` is laid
-    between the file and the overrides. Raises `ConfigError`.
+    between the file and the overrides; for each key of `choices`, what its value implies lies below
+    the file. Raises `ConfigError`.
     """
     file = _read(path)
     presets = file.pop("presets", {})
@@ -46,7 +57,15 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = (), preset_key: st
         inside = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in known)
         if not inside:
             raise _unknown(key, known)
-    tree = file
+    implied: Tree = {}
+    for key, options in choices.items():
+        value = str(given.get(key, file.get(key, _default(cls, key))))
+        if value not in options:
+            raise ConfigError(
+                f"{key}={value} is not known: choose one of {', '.join(sorted(options))}"
+            )
+        implied = _merge(implied, options[value])
+    tree = _merge(implied, file)
     if preset_key:
         choice = given.get(preset_key, file.get(preset_key))
         if choice not in presets and "*" in presets:
@@ -94,6 +113,10 @@ def worker_environment(threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     kept = {name: os.environ[name] for name in ("LOG_LEVEL",) if name in os.environ}
     return kept | {name: str(max(1, threads)) for name in names}
+
+
+def _default(cls: type, key: str) -> object:
+    return next(f.default for f in dataclasses.fields(cls) if f.name == key)
 
 
 def _read(path: Path) -> Tree:

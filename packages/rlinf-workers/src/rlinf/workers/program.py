@@ -8,12 +8,13 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from rlinf.channel.errors import ChannelError
 from rlinf.comm.errors import CommError
 from rlinf.sched.errors import SchedError
-from rlinf.workers.config import keys, load
+from rlinf.workers.config import Choices, keys, load
 from rlinf.workers.errors import ConfigError, WorkerError
 
 __all__ = ["main_guard"]
@@ -23,9 +24,15 @@ EXPECTED = (WorkerError, ChannelError, CommError, SchedError)
 
 
 def main_guard(
-    run: Callable[[T], None], config_class: type[T], path: Path, argv: Sequence[str] | None = None
+    run: Callable[[T], None],
+    config_class: type[T],
+    path: Path,
+    argv: Sequence[str] | None = None,
+    choices: Choices = MappingProxyType({}),
 ) -> int:
     """Run `run(config)` and return the process's exit code; the first cause is printed last.
+
+    `choices`: see `rlinf.workers.config.load`.
 
     What can be foreseen (bad configuration, a worker's death, a full pool, a busy port) is said in
     one paragraph; anything else is a defect and keeps its traceback.
@@ -35,7 +42,7 @@ def main_guard(
         print(_help(run, config_class))
         return 0
     try:
-        config = load(config_class, path, arguments, preset_key="model")
+        config = load(config_class, path, arguments, preset_key="model", choices=choices)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

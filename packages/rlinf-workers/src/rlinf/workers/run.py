@@ -91,7 +91,7 @@ class Run:
             TimeElapsedColumn(),
         )
         self._progress = Progress(*columns, disable=not show)
-        self._task = self._progress.add_task("GRPO", shown="")
+        self._task = self._progress.add_task("steps", shown="")
 
     @staticmethod
     def default_folder(app: str) -> Path:

@@ -12,7 +12,10 @@ from actor import Actor
 from settings import CONFIG, RlhfConfig
 
 from rlinf.workers import Cluster, FlowPlanner, main_guard, wait_all
+from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.hosts import RewardWorker, RolloutWorker
+from rlinf.workers.program import described, run_folder
+from rlinf.workers.recovery import Recovery
 from rlinf.workers.run import Run
 
 
@@ -20,8 +23,9 @@ def train(config: RlhfConfig) -> None:
     """The whole flow. Every call on a group is asynchronous; `wait_all` is the only barrier."""
     task = config.make_task()
     sampling, sizes = config.sampling(task), config.rollout
+    folder, origin = run_folder("rlhf", config.folder, config.resume)
     with (
-        Run(config.folder or Run.default_folder("rlhf")) as run,
+        Run(folder) as run,
         Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
     ):
         actor = Actor.group(cluster, config.model_spec(), config.trainer, name="trainer")
@@ -32,25 +36,30 @@ def train(config: RlhfConfig) -> None:
         reward = RewardWorker.group(cluster, config.make_reward, name="reward").launch()
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
         run.say("starting the workers")
-        trainer.warm_up(config).result(None)
-
-        for step in planner.steps(run.steps(config.steps)):
-            [version] = trainer.publish().result(None)
-            rollout.load_weights(version).result(None)
-            prompts, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
-            items = task.prompts(config.seed * 1_000_003 + step, sizes.prompts)
-            prompts.put_many(
-                task.requests(f"{step}", items, sampling, sizes.samples, sizes.max_new_tokens)
-            )
-            prompts.close()
-            _, _, [report] = wait_all(
-                [
-                    rollout.generate(prompts, samples),
-                    reward.score(samples, scored),
-                    trainer.train(scored),
-                ]
-            )
-            run.record(step, report.result.metrics())
+        checkpoints = Checkpoints(
+            folder / "checkpoints", config.checkpoint, origin, lambda: described(config, run.plan)
+        )
+        recovery = Recovery(
+            cluster, [trainer], checkpoints, lambda: trainer.warm_up(config).result(None), run
+        )
+        for attempt in planner.steps(recovery.steps(config.steps)):
+            with attempt as step:
+                [version] = trainer.publish().result(None)
+                rollout.load_weights(version).result(None)
+                prompts, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
+                items = task.prompts(config.seed * 1_000_003 + step, sizes.prompts)
+                prompts.put_many(
+                    task.requests(f"{step}", items, sampling, sizes.samples, sizes.max_new_tokens)
+                )
+                prompts.close()
+                _, _, [report] = wait_all(
+                    [
+                        rollout.generate(prompts, samples),
+                        reward.score(samples, scored),
+                        trainer.train(scored),
+                    ]
+                )
+                run.record(step, report.result.metrics())
         run.finish()
 
 

@@ -9,9 +9,14 @@ trainer to the rollouts as `rlinf.workers.weights` says: a version with a finger
 both sides.
 """
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlinf.workers.checkpoint import SavedFile, seal
+from rlinf.workers.random_state import load_random_state, random_state
 from rlinf.workers.roles import GenerationRequest, Group, PartialStats, ScoredGroup, StepStats
 from rlinf.workers.stages import stage
 from rlinf.workers.worker import Worker
@@ -43,6 +48,8 @@ class RolloutWorker(Worker):
     @stage
     def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[int, Group]]:
         """One group a request, in the order of completion."""
+        if not self._receiver.fingerprint:
+            raise ValueError("no weights were loaded yet: call load_weights first")
         index = {request.uid: place for place, request in enumerate(requests)}
         for group in self._engine.generate(requests):
             yield index[group.uid], group
@@ -52,8 +59,14 @@ class RolloutWorker(Worker):
         return self._receiver.fetch(self._trainer, version).fingerprint
 
     def recovered(self) -> None:
-        """Serve the trainer's current weights, however busy the trainer is."""
-        self._receiver.fetch(self._trainer)
+        """Serve the trainer's current weights, however busy the trainer is.
+
+        A trainer that was itself started again has none to give until it is restored.
+        """
+        from rlinf.workers.weights import WeightsUnknown
+
+        with contextlib.suppress(WeightsUnknown):
+            self._receiver.fetch(self._trainer)
 
     def onload(self) -> None:
         """See `Worker`."""
@@ -91,15 +104,24 @@ class RewardWorker(Worker):
 
 
 class TrainerWorker(Worker):
-    """Learns from scored groups and publishes what it has learnt."""
+    """Learns from scored groups and publishes what it has learnt.
+
+    Its files in a checkpoint are `trainer-<rank>.safetensors` and `trainer-<rank>.json`, after the
+    name of its group.
+    """
 
     def __init__(self, model: "ModelSpec", config: "TrainerConfig") -> None:
-        from rlinf.workers.engines.models import build_model
-        from rlinf.workers.engines.torch_trainer import TorchTrainer
         from rlinf.workers.weights import WeightPublisher
 
-        self._engine = TorchTrainer(build_model(model), config)
+        self._model, self._config = model, config
         self._publisher = WeightPublisher(self.endpoint)
+        self._begin()
+
+    def _begin(self) -> None:
+        from rlinf.workers.engines.models import build_model
+        from rlinf.workers.engines.torch_trainer import TorchTrainer
+
+        self._engine = TorchTrainer(build_model(self._model), self._config)
 
     @stage(finish="finish_step")
     def train(self, groups: list[ScoredGroup]) -> PartialStats:
@@ -113,6 +135,35 @@ class TrainerWorker(Worker):
     def publish(self) -> int:
         """Offer the weights as they are now to every rollout; returns their version."""
         return self._publisher.publish(self._engine.state(), self._engine.version).version
+
+    def save(self, folder: str) -> list[SavedFile]:
+        """Write what decides the steps to come into `folder`, and bring it to the disk."""
+        from rlinf.workers.shards import save_tensors, whole
+
+        tensors, numbers = self._engine.save()
+        stem = f"{folder}/{self.id.group}-{self.rank}"
+        arrays, rest = Path(f"{stem}.safetensors"), Path(f"{stem}.json")
+        save_tensors(arrays, whole(tensors))
+        rest.write_text(json.dumps({"numbers": numbers, "random": random_state()}))
+        return [seal(arrays), seal(rest)]
+
+    def restore(self, folder: str | None) -> None:
+        """Become what the group was when it was saved there; None: what it was constructed as.
+
+        The number of ranks may have changed: those that are new keep their own random state.
+        """
+        from rlinf.workers.shards import load_tensors
+
+        self._publisher.forget()
+        if folder is None:
+            self._begin()
+            return
+        group, here = self.id.group, Path(folder)
+        own = here / f"{group}-{self.rank}.json"
+        read = json.loads((own if own.exists() else here / f"{group}-0.json").read_text())
+        self._engine.restore(load_tensors(here.glob(f"{group}-*.safetensors")), read["numbers"])
+        if own.exists():
+            load_random_state(read["random"])
 
     def onload(self) -> None:
         """See `Worker`."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from rlinf.workers.algorithms.masking import masked_sum
 from rlinf.workers.bounds import Count, Natural, NonNegative
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
-from rlinf.workers.engines.parameters import move, nbytes, state_of
+from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
 from rlinf.workers.engines.policy_batch import (
     AdvantageKind,
     MicroBatch,
@@ -61,6 +62,9 @@ class TrainerConfig:
             the ratio is then 1.
         kl_coefficient: Weight of the KL penalty; groups then need `reference_logprobs`.
         kl_kind: Which estimate of it.
+        max_staleness: Samples whose weights were more versions behind when they began are not
+            trained on, and are counted as `stale`; None: all are. Their rewards still count for the
+            advantages of their group.
         trainable_layers: Train only the last so many layers; 0: everything.
         autocast: Compute in bfloat16 where torch deems it safe; parameters stay as they are.
         min_batch_tokens: Groups wait until they have so many tokens together, or for the end of the
@@ -77,6 +81,7 @@ class TrainerConfig:
     old_logprobs: Literal["rollout", "trainer"] = "rollout"
     kl_coefficient: NonNegative = 0.0
     kl_kind: KlKind = "k2"
+    max_staleness: Natural | None = None
     trainable_layers: Natural = 0
     autocast: bool = False
     min_batch_tokens: Natural = 1024
@@ -128,8 +133,10 @@ class TorchTrainer:
         parts = PartialStats()
         advantages = advantages_of(groups, self._config.advantage)
         for group, given in zip(groups, advantages, strict=True):
-            rows = train_rows(group, given)
+            stale = self._stale(group)
+            rows = train_rows(group, np.where(stale, np.float32(0), given))
             parts += counted(group, rows, self._version)
+            parts += PartialStats(stale=int(stale.sum()))
             if rows is not None:
                 self._require_known_ratio(rows.sampling)
                 self._waiting.append(rows)
@@ -140,6 +147,12 @@ class TorchTrainer:
             parts += self._backward_waiting()
         self._parts += parts
         return parts
+
+    def _stale(self, group: ScoredGroup) -> npt.NDArray[np.bool_]:
+        """Which samples are too old to be trained on, bool [n]."""
+        behind = self._version - group.group.versions
+        limit = self._config.max_staleness
+        return np.asarray(np.zeros(len(behind), bool) if limit is None else behind > limit)
 
     def finish_step(self) -> StepStats:
         """Divide the gradient by the step's weight, clip it, step, and begin the next step.
@@ -180,6 +193,32 @@ class TorchTrainer:
         tokens = sum(len(response) for _, response in pairs)
         self._supervised.step(float(tokens))
         return total / tokens
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """What decides the steps to come: tensors (not copies) and numbers, each by name.
+
+        Raises `ValueError` in the middle of a policy step.
+        """
+        if self._parts != PartialStats():
+            raise ValueError("finish the policy step before saving")
+        model = {f"model.{name}": tensor for name, tensor in self.state().items()}
+        moments = self._optimiser.state(list(self._trainable))
+        tensors = model | {f"optimiser.{name}": tensor for name, tensor in moments.items()}
+        return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Become what `save` described; a step that was begun is forgotten.
+
+        Raises `WeightsMismatch`, with nothing changed, when they are those of another model.
+        """
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        load_state(self.state(), under("model."), complete=True)
+        self._optimiser.load(list(self._trainable), under("optimiser."), numbers["optimiser_calls"])
+        self._version = numbers["version"]
+        self._parts, self._waiting, self._supervised = PartialStats(), [], None
 
     def onload(self) -> None:
         """Bring parameters, gradients and optimiser state onto the device. See `Residency`."""

@@ -102,6 +102,8 @@ def measure(quick: bool) -> dict[str, object]:
         quiet_code = quiet.process.wait()
         quiet_s = time.monotonic() - begun
         log = (Path(name) / "disturbed.log").read_text()
+        if code:
+            print("\n" + "\n".join(log.splitlines()[-20:]))
         return _compared(disturbed, quiet, log) | {
             "steps": steps,
             "seconds": round(seconds),
@@ -130,7 +132,7 @@ def _compared(disturbed: Job, quiet: Job, log: str) -> dict[str, object]:
     """Print and return how the two went."""
     one, other = disturbed.rewards(), quiet.rewards()
     print(f"\nstruck: {dict(disturbed.struck)}")
-    print(f"steps back to a checkpoint: {log.count('It went back to step')}")
+    print(f"steps back to a checkpoint: {log.count('went back to step')}")
     print(f"\n  {'steps':>14}{'disturbed':>12}{'undisturbed':>14}   mean reward")
     curve, size = [], max(1, len(one) // PARTS)
     for start in range(0, len(one), size):
@@ -145,7 +147,7 @@ def _compared(disturbed: Job, quiet: Job, log: str) -> dict[str, object]:
     print(f"\nlargest difference of one step's reward: {apart:.4f}; samples a step: {counts}")
     return {
         "struck": dict(disturbed.struck),
-        "went_back": log.count("It went back to step"),
+        "went_back": log.count("went back to step"),
         "curve": curve,
         "largest_difference": apart,
         "samples_a_step": sorted(counts),

@@ -224,7 +224,7 @@ def test_a_killed_trainer_goes_back_to_the_checkpoint_or_the_beginning(
     job.worker("trainer").kill()
     code, _, err = job.end(200)
     assert code == 0, err
-    assert f"It went back to step {3 if every else 0}" in err or "to step 6" in err
+    assert f"went back to step {3 if every else 0}" in err or "to step 6" in err
     assert losses(tmp_path) == pytest.approx(losses(undisturbed), rel=1e-4, abs=1e-6)
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 9))
     assert job.left_behind() == []

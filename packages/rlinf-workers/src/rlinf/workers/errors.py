@@ -51,7 +51,8 @@ LOSSES = {
     for module, base in ((comm_errors, CommError), (channel_errors, ChannelError))
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, base)
-}
+} | {"WeightsUnknown"}
+"""What a method may raise because another process is gone, or came back with nothing to give."""
 
 
 class WorkerError(Exception):

@@ -49,7 +49,9 @@ class RolloutWorker(Worker):
     def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[int, Group]]:
         """One group a request, in the order of completion."""
         if not self._receiver.fingerprint:
-            raise ValueError("no weights were loaded yet: call load_weights first")
+            from rlinf.workers.weights import WeightsUnknown
+
+            raise WeightsUnknown(f"{self.id} has no weights yet: call load_weights first")
         index = {request.uid: place for place, request in enumerate(requests)}
         for group in self._engine.generate(requests):
             yield index[group.uid], group

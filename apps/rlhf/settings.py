@@ -7,19 +7,19 @@ from typing import Literal
 from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenizer
 
 from rlinf.comm import CommConfig
-from rlinf.sched import FlowGraph
-from rlinf.workers import ClusterConfig
+from rlinf.workers import ClusterConfig, PlanningConfig
+from rlinf.workers.bounds import Count, Natural, NonNegative, Share
+from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.torch_generate import GenerateConfig
 from rlinf.workers.engines.torch_trainer import TrainerConfig
 from rlinf.workers.roles import RewardEngine, Sampling
 
-__all__ = ["CONFIG", "FLOW", "RlhfConfig", "RolloutConfig", "SftConfig"]
+__all__ = ["CONFIG", "RlhfConfig", "RolloutConfig", "SftConfig"]
 
+Dtype = Literal["float32", "bfloat16", "auto"]
 CONFIG = Path(__file__).with_name("config.yaml")
-FLOW = FlowGraph.chain("rollout", "trainer")
-"""The stages that need devices of their own; scoring by rule runs beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class SftConfig:
         optimiser: Its own AdamW.
     """
 
-    steps: int = 400
-    batch: int = 256
-    stop_at: float = 0.3
-    every: int = 10
-    samples: int = 4
+    steps: Natural = 400
+    batch: Count = 256
+    stop_at: Share = 0.3
+    every: Count = 10
+    samples: Count = 4
     optimiser: OptimiserConfig = field(
         default_factory=lambda: OptimiserConfig(
             lr=1e-3, warmup_steps=20, beta2=0.98, weight_decay=0.01
@@ -56,15 +56,15 @@ class RolloutConfig:
         samples: Responses for each.
         max_new_tokens: Bound on a response.
         temperature: Of the sampling.
-        dtype: In which the rollout computes.
+        dtype: In which the rollout computes; auto: bfloat16 where the device is quick at it.
         engine: Limits of the embedded engine.
     """
 
-    prompts: int = 32
-    samples: int = 16
-    max_new_tokens: int = 5
-    temperature: float = 1.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    prompts: Count = 32
+    samples: Count = 16
+    max_new_tokens: Count = 5
+    temperature: NonNegative = 1.0
+    dtype: Dtype = "float32"
     engine: GenerateConfig = field(default_factory=GenerateConfig)
 
 
@@ -75,7 +75,7 @@ class RlhfConfig:
     Attributes:
         model: A preset of config.yaml, or the path of a transformers model folder.
         launcher: ray: a process a worker; inline: all in this process.
-        plan: temporal, spatial, or the path of a saved plan.
+        plan: temporal, spatial, auto, or the path of a saved plan.
         steps: Optimiser steps.
         seed: Of weights, prompts, demonstrations and sampling.
         folder: Where the run is written; runs/rlhf/<time> by default.
@@ -84,17 +84,21 @@ class RlhfConfig:
     model: str = "tiny"
     launcher: Literal["ray", "inline"] = "ray"
     plan: str = "temporal"
-    steps: int = 60
+    steps: Count = 60
     seed: int = 0
     folder: Path | None = None
     task: TaskConfig = field(default_factory=TaskConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    scheduling: PlanningConfig = field(default_factory=PlanningConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     communication: CommConfig = field(default_factory=CommConfig)
 
-    def model_spec(self, dtype: Literal["float32", "bfloat16"] = "float32") -> ModelSpec:
+    def __post_init__(self) -> None:
+        Choice.of(self.plan)
+
+    def model_spec(self, dtype: Dtype = "float32") -> ModelSpec:
         """The model to build."""
         if self.model == "tiny":
             return ModelSpec("tiny", seed=self.seed, vocab_size=CharTokenizer.size, dtype=dtype)

@@ -237,4 +237,4 @@ def test_what_cannot_be_used_is_one_clear_error(
 def test_help_teaches() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert "plan=spatial" in done.stdout and "trainer.optimiser.lr" in done.stdout
+    assert "plan=auto" in done.stdout and "trainer.optimiser.lr" in done.stdout

@@ -20,7 +20,7 @@ def partners(rank, count):
 
 
 def test_a_thousand_workers_register_and_only_those_who_talk_are_connected():
-    registry = MemoryRegistry()
+    registry = MemoryRegistry(lease_s=600.0)  # on a slow machine they all take long to come
     heard = []
     stop = registry.watch(lambda change: heard.append(type(change)))
     everybody = [
@@ -63,7 +63,7 @@ def resident(endpoint, count):
 @pytest.mark.timeout(600)
 def test_sixty_four_processes_talk_die_return_and_outlive_their_registry():
     chance = random.Random(3)
-    registry = RegistryServer()
+    registry = RegistryServer(lease_s=120.0)
     address, token, port = registry.address, registry.token, int(registry.address.split(":")[-1])
     town = {}
 
@@ -99,7 +99,7 @@ def test_sixty_four_processes_talk_die_return_and_outlive_their_registry():
                 assert me.recv(f"town/{rank}", timeout=300) > epochs[rank]
             everybody_talks()
             registry.close()
-            registry = RegistryServer(port=port, token=token)
+            registry = RegistryServer(port=port, token=token, lease_s=120.0)
             assert registry.address == address
             eventually(lambda: len(registry.members()) == PROCESSES + 2, 60)
             everybody_talks()

@@ -21,6 +21,7 @@ from rlinf.channel.errors import (
     ServerLost,
     Timeout,
 )
+from rlinf.channel.job import Job, announce, running_jobs
 from rlinf.channel.lease import Lease
 from rlinf.channel.lock import DeviceLock, Grant
 from rlinf.channel.policy import Choice, ConsumerLoad, ItemLoad, Policy
@@ -31,6 +32,7 @@ from rlinf.channel.statistics import (
     Holder,
     LockStatistics,
     ServerStatistics,
+    Waiting,
 )
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "InvalidWeight",
     "ItemLoad",
     "ItemTooLarge",
+    "Job",
     "Lease",
     "LeaseLost",
     "LockStatistics",
@@ -64,4 +67,7 @@ __all__ = [
     "ServerLost",
     "ServerStatistics",
     "Timeout",
+    "Waiting",
+    "announce",
+    "running_jobs",
 ]

@@ -1,9 +1,12 @@
 """Configuration of a channel: what a YAML file may say and what it means."""
 
 import difflib
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from rlinf.channel.errors import InvalidConfig
 
@@ -26,6 +29,19 @@ def parse_bytes(size: int | str) -> int:
     if match is None or factor is None:
         raise InvalidConfig(f"cannot read the size {size!r}; write it like 512MB, 10GB or 8GiB")
     return round(float(match[1]) * factor)
+
+
+def runtime_folder() -> Path:
+    """Where running jobs are announced: in `XDG_RUNTIME_DIR`, or in tmp; this user's alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "rlinf"
+    return Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}"
+
+
+def registry_token() -> str:
+    """`RLINF_TOKEN`: the token of a registry that is named by its address. Empty: none given."""
+    return os.environ.get("RLINF_TOKEN", "")
 
 
 @dataclass(frozen=True, slots=True)

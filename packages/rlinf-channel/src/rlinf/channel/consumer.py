@@ -1,16 +1,17 @@
 """The half of a channel that gets."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rlinf.channel.cargo import Cargo, unpack
 from rlinf.channel.errors import ChannelClosed, InvalidConfig, Timeout
-from rlinf.channel.inbox import Inbox, Wish
+from rlinf.channel.inbox import Inbox
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
 from rlinf.channel.messages import Outcome
+from rlinf.channel.wish import Tagged, Wish
 from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
@@ -41,7 +42,7 @@ class Consumer:
         """
         cargo = self._inbox.get(timeout, key)
         try:
-            return unpack(cargo, allow_pickle=self._allow_pickle)
+            return unpack(cargo, self._allow_pickle)
         except CodecError:
             self.reject()
             raise
@@ -69,6 +70,16 @@ class Consumer:
         """
         wish = _wish(max_items, target_weight)
         tagged = self._inbox.take(wish, self._link.deadline(timeout), "get_batch")
+        allow = self._allow_pickle
+        try:
+            whole = [unpack(cargo, allow) for _, cargo in tagged]
+        except CodecError:
+            return self._good_ones(tagged)
+        self._inbox.adopt([tag for tag, _ in tagged])
+        return whole
+
+    def _good_ones(self, tagged: Sequence[Tagged]) -> list[Any]:
+        """What can be decoded of a batch; the rest is dropped."""
         items: list[object] = []
         good: list[int] = []
         for tag, cargo in tagged:
@@ -99,9 +110,15 @@ class Consumer:
         max_items: int | None = None,
         target_weight: float | None = None,
         timeout: TimeoutLike = DEFAULT,
+        *,
+        full: bool = True,
     ) -> Iterator[Lease]:
-        """A batch like that of `get_batch`, for the length of a block; see `Lease`."""
-        wish = _wish(max_items, target_weight)
+        """A batch like that of `get_batch`, for the length of a block; see `Lease`.
+
+        Args:
+            full: False: do not wait for more once there is an item.
+        """
+        wish = _wish(max_items, target_weight)._replace(full=full)
         tagged = self._inbox.take(wish, self._link.deadline(timeout), "lease_batch")
         with Lease(self._link, self._inbox, tagged) as lease:
             yield lease
@@ -130,7 +147,7 @@ class Consumer:
             yield item
 
     def _open(self, cargo: Cargo) -> object:
-        return unpack(cargo, allow_pickle=self._allow_pickle)
+        return unpack(cargo, self._allow_pickle)
 
 
 def _wish(max_items: int | None, target_weight: float | None) -> Wish:

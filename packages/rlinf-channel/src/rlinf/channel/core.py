@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumers import Consumer, Consumers
 from rlinf.channel.intake import Intake
-from rlinf.channel.lane import TOLERANCE, Lanes, batch
+from rlinf.channel.lane import TOLERANCE, Lane, Lanes, batch
 from rlinf.channel.messages import (
     Attach,
     Cancel,
@@ -120,10 +120,14 @@ class Queue:
         """A frozen picture."""
         return ChannelStatistics(
             name=self.name,
+            policy=self.config.type,
+            max_items=self.config.max_items,
+            max_bytes=self.config.buffer_bytes,
             depth=len(self._lanes),
             leased_items=self._consumers.leased_items,
             held_bytes=self._intake.held_bytes,
             put_items=self._intake.admitted,
+            put_bytes=self._intake.admitted_bytes,
             acknowledged_items=self._acknowledged,
             rejected_items=self._rejected,
             redelivered_items=self._redelivered,
@@ -169,7 +173,6 @@ class Queue:
         return commands
 
     def _on_attach(self, attach: Attach, now: float) -> list[Command]:
-        self._consumers.forget_strangers(now)
         self._consumers.see(attach.consumer, now).capacity = attach.capacity
         return []
 
@@ -264,14 +267,22 @@ class Queue:
         if not lane:
             return 0
         if take.full:
-            return batch(lane, take.max_items, take.target_weight)[0]
+            count = batch(lane, take.max_items, take.target_weight)[0]
+            if not take.along or count != take.max_items:
+                return count
+            more = min(self._share(lane), count + take.along)
+            return max(count, more // count * count)
         if take.max_items == 1 or len(lane) == 1:
             return 1
+        share = self._share(lane)
+        return share if take.max_items is None else min(share, take.max_items)
+
+    def _share(self, lane: Lane) -> int:
+        """How many items one request may bring along: its part, and not too many bytes."""
         busy = sum(1 for consumer in self._consumers.known.values() if consumer.leased)
         share = math.ceil(len(lane) / max(1, busy, len(self._waiting)))
-        most = min(share, len(lane) if take.max_items is None else take.max_items)
         usual = self._intake.held_bytes / (len(self._lanes) + self._consumers.leased_items)
-        return max(1, min(most, int(PREFETCH_BYTES / max(usual, 1.0))))
+        return max(1, min(share, int(PREFETCH_BYTES / max(usual, 1.0))))
 
     def _choose(self, ready: list[Take], now: float) -> Take | None:
         """The request to serve next by the policy, or None if the item waits for a busy one."""
@@ -300,7 +311,8 @@ class Queue:
             consumer.redelivered += again
             self._returned = max(0, self._returned - again)
         tag = self._consumers.give(consumer, items, now)
-        if not take.full and (len(items) > 1 or not take.wait):
+        asked = (take.max_items or len(items)) if take.full else int(take.wait)
+        if len(items) > asked:
             consumer.brought = True
             consumer.recall_in_s = RECALL_AFTER_S
             consumer.recall_at = now + RECALL_AFTER_S

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from rlinf.channel.batching import Crate, cargos
 from rlinf.channel.cargo import Cargo
@@ -20,34 +19,10 @@ from rlinf.channel.messages import Outcome
 from rlinf.channel.pace import Pace
 from rlinf.channel.session import Session
 from rlinf.channel.tags import ranges
+from rlinf.channel.wish import Ask, Tagged, Wish
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.comm.handle import Handle, TimeoutLike
-
-Tagged = tuple[int, Cargo]
-
-
-class Wish(NamedTuple):
-    """What a take asks for; the fields of the wire."""
-
-    max_items: int | None = 1
-    target_weight: float | None = None
-    full: bool = False
-    key: str | None = None
-    wait: bool = True
-
-
-class _Ask:
-    """One take on its way."""
-
-    __slots__ = ("abandoned", "absorbed", "number", "reply", "sent_at")
-
-    def __init__(self, number: int, reply: Handle[Reply]) -> None:
-        self.number = number
-        self.reply = reply
-        self.sent_at = time.monotonic()
-        self.abandoned = False
-        self.absorbed = False
 
 
 class Inbox:
@@ -67,7 +42,7 @@ class Inbox:
         self._leases: set[int] = set()
         self._done: list[int] = []
         """Acknowledged by the user; the server hears of it with the next request."""
-        self._ahead: _Ask | None = None
+        self._ahead: Ask | None = None
         """The request for items to bring along, while it is on its way."""
         self._waiting = 0
         self._pace = Pace(link.config)
@@ -104,11 +79,24 @@ class Inbox:
 
     def take(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
         """Items under a lease of their own; acknowledges what get had handed out."""
+        self._land(deadline, operation)
         with self._lock:
             self._next_turn()
-        self.give_back(self.recalled())
-        items = self._wait_for(wish, deadline, operation)
+            here = self._batch_here(wish)
+            unwanted = [] if here else self._drop_local()
+            self._pace.asks()
+            if wish.full and wish.max_items is not None and wish.target_weight is None:
+                more = self._pace.credit // wish.max_items * wish.max_items - wish.max_items
+                wish = wish._replace(along=max(more, 0))
+        self.give_back(unwanted)
+        items = here or self._wait_for(wish, deadline, operation)
         with self._lock:
+            if not here:
+                self._pace.arrived()
+                if wish.along and wish.max_items is not None:
+                    self._take_in(items[wish.max_items :])
+                    del items[wish.max_items :]
+            self._pace.used += len(items)
             self._leases.update(tag for tag, _ in items)
         return items
 
@@ -247,6 +235,15 @@ class Inbox:
         self._local.extend(items)
         self._enough = len(self._local) // 2
 
+    def _batch_here(self, wish: Wish) -> list[Tagged]:
+        """The whole batch, if it came along with the one before."""
+        local, count = self._local, wish.max_items
+        if not (wish.full and count and wish.target_weight is None and len(local) >= count):
+            return []
+        if time.monotonic() - self._confirmed_at > self.lease_s:
+            return []  # after such a pause it has gone to others
+        return [local.popleft() for _ in range(count)]
+
     def _drop_local(self) -> list[int]:
         tags = [tag for tag, _ in self._local]
         self._local.clear()
@@ -254,25 +251,25 @@ class Inbox:
 
     # Requests
 
-    def _send(self, wish: Wish, timeout_s: float | None) -> _Ask:
+    def _send(self, wish: Wish, timeout_s: float | None) -> Ask:
         number = next(self._numbers)
         with self._lock:
             done = self._take_done()
             self._waiting += wish.wait
         self._session.hold()
         reply = self._link.call("take", (number, ranges(sorted(done))), tuple(wish), timeout_s)
-        ask = _Ask(number, reply)
+        ask = Ask(number, reply)
         reply.add_done_callback(lambda _: self._arrived(ask, wish))
         return ask
 
-    def _arrived(self, ask: _Ask, wish: Wish) -> None:
+    def _arrived(self, ask: Ask, wish: Wish) -> None:
         with self._lock:
             self._waiting -= wish.wait
             late = ask.abandoned
         if late:
             self._return(ask)
 
-    def _return(self, ask: _Ask) -> None:
+    def _return(self, ask: Ask) -> None:
         """Nobody wants what has come any more."""
         if ask.reply.exception() is None:
             try:
@@ -280,7 +277,7 @@ class Inbox:
             except ChannelError:
                 return  # it was a refusal: there is nothing to give back
 
-    def _read(self, ask: _Ask, operation: str) -> list[Tagged]:
+    def _read(self, ask: Ask, operation: str) -> list[Tagged]:
         first, crate = self._link.read(ask.reply, operation)
         assert isinstance(first, int) and isinstance(crate, tuple)
         self._confirmed_at = max(self._confirmed_at, ask.sent_at)
@@ -299,10 +296,10 @@ class Inbox:
                 raise Timeout(self._link.channel, operation, limit or 0.0, state) from error
         return self._read(ask, operation)
 
-    def _let_go(self, ask: _Ask) -> None:
+    def _let_go(self, ask: Ask) -> None:
         self._withdraw(ask)
 
-    def _withdraw(self, ask: _Ask) -> bool:
+    def _withdraw(self, ask: Ask) -> bool:
         """Nobody waits any more: an item that comes later goes back. False: it has come."""
         with self._lock:
             if ask.reply.done():
@@ -321,12 +318,7 @@ class Inbox:
                 wish = Wish(self._pace.credit if key is None else 1, key=key)
                 items = self._wait_for(wish, deadline, "get")
             else:
-                try:
-                    ahead.reply.wait(self._link.remaining(deadline))
-                except CommTimeout as error:
-                    state = f"{self._link.server} is silent"
-                    raise Timeout(self._link.channel, "get", 0.0, state) from error
-                self._absorb(ahead)
+                self._land(deadline, "get")
                 items = []
             with self._lock:
                 self._check()
@@ -345,7 +337,19 @@ class Inbox:
             self._ahead = ask
         ask.reply.add_done_callback(lambda _: self._absorb(ask))
 
-    def _absorb(self, ask: _Ask) -> None:
+    def _land(self, deadline: float | None, operation: str) -> None:
+        """Wait for what is being brought along, if anything is: it comes before what comes next."""
+        ahead = self._ahead
+        if ahead is None:
+            return
+        try:
+            ahead.reply.wait(self._link.remaining(deadline))
+        except CommTimeout as error:
+            state = f"{self._link.server} is silent"
+            raise Timeout(self._link.channel, operation, 0.0, state) from error
+        self._absorb(ahead)
+
+    def _absorb(self, ask: Ask) -> None:
         """Take in what was brought along: by the callback or the waiting get, whoever is first."""
         with self._lock:
             if self._ahead is ask:
@@ -358,7 +362,7 @@ class Inbox:
             except (ChannelError, CommError):
                 return  # the next request will say so itself
 
-    def _finish(self, ask: _Ask, result: Handle[object], finish: Callable[[Cargo], object]) -> None:
+    def _finish(self, ask: Ask, result: Handle[object], finish: Callable[[Cargo], object]) -> None:
         if ask.abandoned:
             return
         try:

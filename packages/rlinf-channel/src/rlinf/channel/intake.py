@@ -61,6 +61,7 @@ class Intake:
         self.line: deque[_Offer] = deque()
         self.held_bytes = 0
         """Queued and leased; the queue takes an item's bytes off when it is settled."""
+        self.admitted_bytes = 0
         self.closed = False
         self.duplicates = 0
 
@@ -185,6 +186,7 @@ class Intake:
             item.order = self._orders
             self._orders += 1
             self.held_bytes += item.nbytes
+            self.admitted_bytes += item.nbytes
             lanes.append(item)
             offer.taken += 1
 
@@ -197,6 +199,7 @@ class Intake:
         lanes.append_all(offer.items)
         self._orders = order
         self.held_bytes += offer.nbytes
+        self.admitted_bytes += offer.nbytes
         offer.taken += len(offer.items)
         offer.items.clear()
 

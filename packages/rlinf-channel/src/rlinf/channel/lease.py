@@ -8,15 +8,47 @@ from typing import TYPE_CHECKING, Any
 from rlinf.channel.batching import Loading
 from rlinf.channel.cargo import Cargo, pack, unpack
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
-from rlinf.channel.inbox import Inbox, Tagged
-from rlinf.channel.link import GRACE_S, Link
+from rlinf.channel.inbox import Inbox
+from rlinf.channel.link import GRACE_S, Link, Reply
 from rlinf.channel.messages import Outcome
 from rlinf.channel.tags import ranges
+from rlinf.channel.wish import Tagged
 from rlinf.comm.errors import CommError
-from rlinf.comm.handle import DEFAULT, TimeoutLike
+from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
 if TYPE_CHECKING:
     from rlinf.channel.channel import Channel
+
+
+class Commit:
+    """A commit on its way to the server."""
+
+    def __init__(
+        self, lease: "Lease", indexes: tuple[int, ...], link: Link, reply: Handle[Reply]
+    ) -> None:
+        self._lease, self._indexes = lease, indexes
+        self._link, self._reply = link, reply
+
+    def done(self) -> bool:
+        """Whether the server has answered."""
+        return self._reply.done()
+
+    def wait(self, timeout: TimeoutLike = DEFAULT) -> None:
+        """Wait for its answer.
+
+        Raises:
+            Timeout: It did not come in time.
+        """
+        self._link.wait(self._reply, "commit", timeout)
+
+    def conclude(self) -> None:
+        """Settle the items as the server says, or raise what `Lease.commit_items` says."""
+        try:
+            self._link.read(self._reply, "commit")
+        except LeaseLost:
+            self._lease._forget(self._indexes)
+            raise
+        self._lease._forget(self._indexes)
 
 
 class Lease:
@@ -103,6 +135,19 @@ class Lease:
         if not outputs:
             self.ack(indexes, timeout)
             return
+        limit = self._link.seconds(timeout)
+        commit = self.commit_later(indexes, outputs, to, timeout)
+        commit.wait(None if limit is None else limit + GRACE_S)
+        commit.conclude()
+
+    def commit_later(
+        self,
+        indexes: Sequence[int],
+        outputs: Sequence[tuple[object, float]],
+        to: "Channel",
+        timeout: TimeoutLike = DEFAULT,
+    ) -> "Commit":
+        """`commit_items` without waiting for the server; call `conclude` on what it returns."""
         link, target = self._link, to._link
         if (target.server, target.endpoint) != (link.server, link.endpoint):
             raise InvalidConfig(
@@ -114,16 +159,11 @@ class Lease:
             to._check(weight)
             message.add(pack(item, allow_pickle=to._allow_pickle), weight, None)
         tags = self._held_tags(indexes)
-        limit = link.seconds(timeout)
         first = to._outbox.reserve(message.count)
         place = target.channel, target.number, first
+        limit = link.seconds(timeout)
         reply = link.call("commit", ranges(sorted(tags)), place, tuple(message.crate()), limit)
-        try:
-            link.result(reply, "commit", None if limit is None else limit + GRACE_S)
-        except LeaseLost:
-            self._forget(indexes)
-            raise
-        self._forget(indexes)
+        return Commit(self, tuple(indexes), link, reply)
 
     def __enter__(self) -> "Lease":
         return self

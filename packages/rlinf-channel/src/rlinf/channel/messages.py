@@ -88,6 +88,8 @@ class Take:
     """False: answer at once, with nothing if there is nothing."""
     done: Sequence[int] = ()
     """Tags that are settled by asking again: nobody else is served between the two."""
+    along: int = 0
+    """With `full` and `max_items`: so many more may come along, by whole batches."""
 
 
 @dataclass(frozen=True, slots=True)

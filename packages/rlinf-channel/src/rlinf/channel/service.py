@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rlinf.channel.batching import Crate, collect, shelve
 from rlinf.channel.config import ChannelConfig
@@ -32,7 +32,7 @@ from rlinf.channel.messages import (
     Take,
 )
 from rlinf.channel.session import CLIENT_SERVICE
-from rlinf.channel.statistics import ChannelStatistics
+from rlinf.channel.statistics import MOST_LISTED, ChannelStatistics, Waiting
 from rlinf.channel.tags import Ranges, expand
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.handle import Handle
@@ -118,8 +118,11 @@ class ChannelService:
 
     def statistics(self) -> tuple[ChannelStatistics, ...]:
         """Every channel."""
+        now = time.monotonic()
         with self._lock:
-            return tuple(queue.statistics(time.monotonic()) for queue in self._hub)
+            pictures = [queue.statistics(now) for queue in self._hub]
+        waiting = self._waiting(now)
+        return tuple(replace(one, waiting=waiting.get(one.name, ())) for one in pictures)
 
     def close(self) -> None:
         """Tell everybody who waits that the server ends."""
@@ -156,7 +159,9 @@ class ChannelService:
         return []
 
     def _statistics(self, caller: _Caller) -> list[Addressed]:
-        caller.request.reply((OK, self._hub.get(caller.channel).statistics(caller.now)))
+        picture = self._hub.get(caller.channel).statistics(caller.now)
+        waiting = self._waiting(caller.now).get(caller.channel, ())
+        caller.request.reply((OK, replace(picture, waiting=waiting)))
         return []
 
     def _close(self, caller: _Caller) -> list[Addressed]:
@@ -180,7 +185,7 @@ class ChannelService:
     ) -> list[Addressed]:
         self._hub.get(caller.channel)
         number, done = ask
-        max_items, target_weight, full, key, wait = wish
+        max_items, target_weight, full, key, wait, along = wish
         take = Take(
             self._ticket(caller, number),
             caller.client,
@@ -191,6 +196,7 @@ class ChannelService:
             _deadline(caller, timeout_s),
             bool(wait),
             expand(done),
+            along,  # type: ignore[arg-type]
         )
         return self._step(caller, take)
 
@@ -297,6 +303,16 @@ class ChannelService:
             words.append(f"leased: {', '.join(held)}")
         words.append(f"{state.waiting_consumers} consumer(s) wait")
         return ", ".join(words)
+
+    def _waiting(self, now: float) -> dict[str, tuple[Waiting, ...]]:
+        """Whose requests are not answered yet, by channel, the longest first."""
+        found: dict[str, list[Waiting]] = {}
+        for entry in list(self._open.values()):  # another thread may be answering some
+            operation, channel, number, *fields = entry.request.payload
+            where = fields[1][0] if operation == "commit" else channel
+            who = f"{entry.request.source}#{number}"
+            found.setdefault(where, []).append(Waiting(who, operation, now - entry.since))
+        return {name: tuple(who[:MOST_LISTED]) for name, who in found.items()}
 
     def _recall(self, name: str, consumer: ClientId) -> None:
         call = ("recall", consumer.number)

@@ -71,12 +71,7 @@ class Mailbox:
         while True:
             with self._lock:
                 wish = self._matching(letter) if self._wishes else None
-                hope = self._hope
-                if wish is None and not (
-                    hope is not None
-                    and (hope is letter.source or hope is ANY)
-                    and self._hoped_tag == letter.tag
-                ):
+                if wish is None and not self._is_hoped_for(letter):
                     self._keep(letter, one)
                     return
                 if one is None:
@@ -117,7 +112,7 @@ class Mailbox:
         For the thread that dispatches, about to look for it: there is one at a time.
         """
         with self._lock:
-            letter = self._take(source, tag)
+            letter = self._take(source, tag) if self._letters else None
             if letter is None:
                 self._hope, self._hoped_tag = source, tag
             return letter
@@ -154,6 +149,12 @@ class Mailbox:
                 for wish in wishes
                 if source is None or wish.source == source
             ]
+
+    def _is_hoped_for(self, letter: Incoming) -> bool:
+        hope = self._hope
+        if hope is None or self._hoped_tag != letter.tag:
+            return False
+        return hope is letter.source or hope is ANY
 
     def _matching(self, letter: Incoming) -> Wish | None:
         """Under the lock. Wishes whose handle is done (withdrawn, expired) are dropped."""

@@ -5,12 +5,15 @@ winning over the one before: the dataclass defaults, the YAML file, the override
 hold `presets`: a mapping from a value of one top-level key to the settings which that value
 implies, so that `model=smollm2` can bring its own learning rate; the preset `*` is for all others.
 
-Nothing is guessed: an unknown key, a value of the wrong type or a missing file is a `ConfigError`
-that names the key, and for an unknown key the nearest one that exists.
+Nothing is guessed: an unknown key, a value of the wrong type or out of its bounds or a missing file
+is a `ConfigError` that names the key, and for an unknown key the nearest one that exists. Of a key
+that is given twice the last value counts.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import math
 import os
 import types
 import typing
@@ -20,6 +23,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from rlinf.workers.bounds import Bounds
 from rlinf.workers.errors import ConfigError
 
 __all__ = ["build", "keys", "load", "worker_environment"]
@@ -59,7 +63,7 @@ def build(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Make an instance of the dataclass `cls` from a nested mapping, checking names and types."""
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where or 'the configuration'} must be a mapping, not {tree!r}")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     values = {}
     for name, value in tree.items():
@@ -156,6 +160,9 @@ def _ratio(a: str, b: str) -> float:
 def _convert(hint: Any, value: object, path: str) -> Any:
     """`value` as the type `hint` says; the exact inverse of what YAML can write."""
     origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        hint, bounds, *_ = typing.get_args(hint)
+        return _within(bounds, _convert(hint, value, path), path)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
@@ -175,6 +182,12 @@ def _convert(hint: Any, value: object, path: str) -> Any:
     return _scalar(hint, value, path)
 
 
+def _within(bounds: Bounds, value: Any, path: str) -> Any:
+    if value not in bounds:
+        raise ConfigError(f"{path}={value} makes no sense: it must be {bounds}")
+    return value
+
+
 def _one_of(choices: tuple[object, ...], value: object, path: str) -> object:
     if value not in choices:
         raise ConfigError(f"{path}={value} is not one of {', '.join(map(str, choices))}")
@@ -183,10 +196,10 @@ def _one_of(choices: tuple[object, ...], value: object, path: str) -> object:
 
 def _scalar(hint: type, value: object, path: str) -> object:
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 5e-4, without a dot, as a string
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            number = float(value)  # YAML reads 5e-4, without a dot, as a string
+            if not math.isnan(number):
+                return number
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif hint is str and isinstance(value, int | float) and not isinstance(value, bool):

@@ -10,6 +10,7 @@ both sides.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rlinf.workers.roles import GenerationRequest, Group, PartialStats, ScoredGroup, StepStats
@@ -53,7 +54,10 @@ class RolloutWorker(Worker):
 
     def recovered(self) -> None:
         """Serve the trainer's current weights, however busy the trainer is."""
-        self._receiver.fetch(self._trainer)
+        from rlinf.workers.weights import WeightsUnknown
+
+        with suppress(WeightsUnknown):  # none yet: the dead one had none either
+            self._receiver.fetch(self._trainer)
 
     def onload(self) -> None:
         """See `Worker`."""
@@ -74,6 +78,8 @@ class RolloutWorker(Worker):
 
 class RewardWorker(Worker):
     """Scores groups with the engine that `make()` gives, called where the worker runs."""
+
+    host_only = True
 
     def __init__(self, make: "Callable[[], RewardEngine]") -> None:
         self._engine = make()

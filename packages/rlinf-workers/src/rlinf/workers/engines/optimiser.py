@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from rlinf.workers.bounds import Natural, NonNegative, Positive, Share
 from rlinf.workers.errors import WorkerError
 
 __all__ = ["NonFiniteGradient", "Optimiser", "OptimiserConfig"]
@@ -28,12 +29,12 @@ class OptimiserConfig:
         clip_norm: Bound on the norm of the whole gradient.
     """
 
-    lr: float = 5e-4
-    warmup_steps: int = 5
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
+    lr: NonNegative = 5e-4
+    warmup_steps: Natural = 5
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive = 1.0
 
 
 class Optimiser:

@@ -19,7 +19,9 @@ from rlinf.workers.algorithms.losses import (
     reduce,
 )
 from rlinf.workers.algorithms.masking import masked_sum
+from rlinf.workers.bounds import Count, Natural, NonNegative
 from rlinf.workers.engines.backbone import backbone_of
+from rlinf.workers.engines.models import quick_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import move, nbytes, state_of
 from rlinf.workers.engines.policy_batch import (
@@ -61,7 +63,8 @@ class TrainerConfig:
         kl_coefficient: Weight of the KL penalty; groups then need `reference_logprobs`.
         kl_kind: Which estimate of it.
         trainable_layers: Train only the last so many layers; 0: everything.
-        autocast: Compute in bfloat16 where torch deems it safe; parameters stay as they are.
+        autocast: Compute in bfloat16 where torch deems it safe and the device is quick at it;
+            parameters stay as they are.
         min_batch_tokens: Groups wait until they have so many tokens together, or for the end of the
             step: small batches cost several times as much a token as large ones.
         micro_batch_tokens: Bound on the tokens that go through the model at once.
@@ -74,13 +77,13 @@ class TrainerConfig:
     clip: Clip | None = None
     normalisation: Normalisation = field(default_factory=Normalisation)
     old_logprobs: Literal["rollout", "trainer"] = "rollout"
-    kl_coefficient: float = 0.0
+    kl_coefficient: NonNegative = 0.0
     kl_kind: KlKind = "k2"
-    trainable_layers: int = 0
+    trainable_layers: Natural = 0
     autocast: bool = False
-    min_batch_tokens: int = 1024
-    micro_batch_tokens: int = 16384
-    micro_batch_logits: int = 1 << 26
+    min_batch_tokens: Natural = 1024
+    micro_batch_tokens: Count = 16384
+    micro_batch_logits: Count = 1 << 26
 
 
 class TorchTrainer:
@@ -200,7 +203,7 @@ class TorchTrainer:
 
     def _logprobs(self, batch: PrefixBatch, sampling: Sampling) -> Tensor:
         """Log-probs of the response tokens, float32 [R]."""
-        on = self._config.autocast
+        on = self._config.autocast and quick_bfloat16(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=on):
             logits, source = self._backbone.logits(batch)
         return token_logprobs(logits, source, batch.targets, sampling)

@@ -164,7 +164,7 @@ class _Learner(Worker):
 
     def resident_bytes(self) -> int:
         """See `Worker`."""
-        return self._engine.resident_bytes()
+        return int(self._engine.resident_bytes())
 
     def count_tokens(self, item: object) -> int:
         """See `Worker`."""

@@ -101,7 +101,8 @@ def started(tmp_path: Path) -> Iterator[list[Started]]:
 
 
 def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in metrics(folder)]
+    """Loss and norm of the gradient of each step: the loss itself is 0 where nothing has moved."""
+    return [line[name] for line in metrics(folder) for name in ("loss", "grad_norm")]
 
 
 @pytest.mark.timeout(400)
@@ -143,7 +144,7 @@ def test_every_execution_of_the_program_gives_the_same_losses(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     runs["inline", "saved"] = losses(tmp_path / "saved")
     reference = runs["inline", "temporal"]
-    assert any(abs(loss) > 1e-4 for loss in reference)
+    assert all(norm > 1e-2 for norm in reference[1::2])
     for execution, found in runs.items():
         assert found == pytest.approx(reference, rel=1e-4, abs=1e-6), execution
 

@@ -28,6 +28,34 @@ def parse_bytes(size: int | str) -> int:
     return round(float(match[1]) * factor)
 
 
+SYNCS = ("process", "disk")
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolConfig:
+    """Where a server keeps what it has acknowledged, so that a restart goes on with it."""
+
+    folder: str
+    """Made if need be. One server at a time uses it."""
+    sync: str = "process"
+    """What an acknowledged item survives. process: the death of the server's process, because it
+    was handed to the operating system. disk: also that of the host, because every write waits for
+    the disk (`fdatasync`)."""
+    tidy_bytes: int | str = "64MB"
+    """The log is written anew when it has this size, and three times that after the last time."""
+
+    def __post_init__(self) -> None:
+        if self.sync not in SYNCS:
+            raise InvalidConfig(f"sync of a spool is one of {', '.join(SYNCS)}, not {self.sync!r}")
+        if parse_bytes(self.tidy_bytes) <= 0:
+            raise InvalidConfig(f"tidy_bytes must be above 0, not {self.tidy_bytes!r}")
+
+    @property
+    def tidy_size(self) -> int:
+        """`tidy_bytes` in bytes."""
+        return parse_bytes(self.tidy_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
     """How one channel behaves. Equal configurations connect; unequal ones are an error."""
@@ -42,6 +70,13 @@ class ChannelConfig:
     lease_s: float = 30.0
     """Seconds without a sign of life after which a consumer's items go back to the queue. A
     living consumer renews by itself, however long it computes."""
+    max_deliveries: int | None = 10
+    """An item that was given out so often and never acknowledged is kept aside as a dead letter, so
+    that one which kills its consumers does not go round for ever. Half as often given back, it is
+    given out alone, however large a batch was asked for. None: for ever."""
+    reconnect_s: float = 30.0
+    """Seconds for which producers and consumers wait for a server that died to come back under its
+    name; then they raise `ServerLost`. 0: at once. A server that was closed is not waited for."""
     put_window_items: int = 1024
     """Items a producer may have on their way, not yet acknowledged; 0: each put waits."""
     put_window_bytes: int | str = "8MB"
@@ -62,6 +97,12 @@ class ChannelConfig:
             raise InvalidConfig(f"max_items must be at least 1 or None, not {self.max_items!r}")
         if not self.lease_s > 0:
             raise InvalidConfig(f"lease_s must be above 0, not {self.lease_s!r}")
+        if self.max_deliveries is not None and self.max_deliveries < 1:
+            raise InvalidConfig(
+                f"max_deliveries must be at least 1 or None, not {self.max_deliveries!r}"
+            )
+        if not self.reconnect_s >= 0:
+            raise InvalidConfig(f"reconnect_s must be at least 0, not {self.reconnect_s!r}")
         if self.put_window_items < 0 or self.prefetch_items < 1 or not self.prefetch_s >= 0:
             raise InvalidConfig(
                 "put_window_items and prefetch_s are at least 0 and prefetch_items at least 1, not "

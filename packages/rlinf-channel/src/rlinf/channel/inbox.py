@@ -15,13 +15,14 @@ from typing import NamedTuple
 from rlinf.channel.batching import Crate, cargos
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.errors import ChannelError, LeaseLost, ServerLost, Timeout
-from rlinf.channel.link import GRACE_S, Link, Reply, Through
+from rlinf.channel.link import GRACE_S, Link, Reply, ServerAway, Through
 from rlinf.channel.messages import Outcome
 from rlinf.channel.pace import Pace
 from rlinf.channel.session import Session
 from rlinf.channel.tags import ranges
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.comm.events import Lost
 from rlinf.comm.handle import Handle, TimeoutLike
 
 Tagged = tuple[int, Cargo]
@@ -53,8 +54,7 @@ class _Ask:
 class Inbox:
     """Takes of one channel object, which is one consumer. Thread-safe."""
 
-    def __init__(self, link: Link, session: Session, on_lost: Callable[[str], None]) -> None:
-        self._on_lost = on_lost
+    def __init__(self, link: Link, session: Session) -> None:
         self.lease_s = link.config.lease_s
         self.server = link.server
         self._link = link
@@ -76,6 +76,8 @@ class Inbox:
         one by one, a get that waits is as quick as one that asks ahead."""
         self._confirmed_at = time.monotonic()
         self._failed: ChannelError | None = None
+        self._once = False
+        """`_failed` is told once, and then it goes on."""
         session.add(link.number, self)
 
     # Taking
@@ -131,9 +133,10 @@ class Inbox:
             result.set_result(finish(cargo))
             return result
         ask = self._send(Wish(), timeout_s)
-        result = Handle(what, progress=Through(ask.reply))
-        ask.reply.add_done_callback(lambda _: self._finish(ask, result, finish))
-        result.add_done_callback(lambda _: self._let_go(ask))
+        through = Through(ask.reply)
+        result = Handle(what, progress=through)
+        result.add_done_callback(lambda _: through.completed())
+        self._promise(ask, result, finish, (through, timeout_s))
         return result
 
     # Settling
@@ -152,19 +155,17 @@ class Inbox:
             if outcome is Outcome.DONE:
                 tags = self._take_done() + tags
         if tags:
-            self.settle(tags, outcome, deadline, "ack")
+            self.settle(tags, outcome, deadline)
 
-    def settle(
-        self, tags: Sequence[int], outcome: Outcome, deadline: float | None, operation: str
-    ) -> None:
+    def settle(self, tags: Sequence[int], outcome: Outcome, deadline: float | None) -> None:
         """Settle tags and wait until the server knows.
 
         Raises:
             LeaseLost: Some had gone back to the queue before, and are not what was settled.
         """
         self.release(tags)
-        reply = self._link.call("settle", ranges(sorted(tags)), outcome.value)
-        (lost,) = self._link.result(reply, operation, self._link.remaining(deadline))
+        fields = ranges(sorted(tags)), outcome.value
+        (lost,) = self._link.ask("settle", *fields, timeout=self._link.remaining(deadline))
         if lost and outcome is not Outcome.RETURNED:
             assert isinstance(lost, int)
             raise LeaseLost(self._link.channel, self._link.me, lost)
@@ -200,13 +201,34 @@ class Inbox:
             self._pace.forget()
             return self._drop_local()
 
-    def server_lost(self, reason: str) -> None:
-        """Nothing that is here is ours any more."""
-        link = self._link
+    def server_lost(self, lost: Lost) -> None:
+        """An incarnation of the server is gone; see `Bond`."""
+        if lost.clean:
+            self._link.bond.gone(lost.reason)
+        else:
+            self._link.bond.broken(lost.epoch, lost.reason)
+
+    # What the bond tells
+
+    def server_away(self) -> None:
+        """Nothing that is here is ours any more: leases end with the server that gave them."""
         with self._lock:
             self._local.clear()
-            self._failed = ServerLost(link.channel, link.server, "get", reason)
-        self._on_lost(reason)
+            self._begun.clear()
+            self._done.clear()
+            self._ahead = None
+
+    def server_back(self, news: ChannelError | None) -> None:
+        """The next get goes to the new server."""
+        with self._lock:
+            if news is not None and self._failed is None:
+                self._failed, self._once = news, True
+
+    def server_gone(self, error: ServerLost) -> None:
+        """Nothing will come any more."""
+        with self._lock:
+            self._local.clear()
+            self._failed, self._once = error, False
 
     def farewell(self) -> None:
         """Nobody gets from here any more: tell what is done, give back what is not."""
@@ -223,12 +245,15 @@ class Inbox:
     # Under the lock
 
     def _check(self) -> None:
-        if self._failed is not None:
-            raise self._failed
+        error = self._failed
+        if error is not None:
+            if self._once:
+                self._failed, self._once = None, False
+            raise error
 
     def _next_turn(self) -> None:
         if self._failed is not None:
-            raise self._failed
+            self._check()
         if self._begun:
             self._done += self._begun
             self._begun.clear()
@@ -259,11 +284,13 @@ class Inbox:
         with self._lock:
             done = self._take_done()
             self._waiting += wish.wait
+            holds = len(self._leases) + len(self._begun) + len(self._local)
         self._session.hold()
-        reply = self._link.call("take", (number, ranges(sorted(done))), tuple(wish), timeout_s)
-        ask = _Ask(number, reply)
-        reply.add_done_callback(lambda _: self._arrived(ask, wish))
-        return ask
+        ask = number, ranges(sorted(done))
+        reply = self._link.call("take", ask, (*wish, holds), timeout_s)
+        sent = _Ask(number, reply)
+        reply.add_done_callback(lambda _: self._arrived(sent, wish))
+        return sent
 
     def _arrived(self, ask: _Ask, wish: Wish) -> None:
         with self._lock:
@@ -281,12 +308,24 @@ class Inbox:
                 return  # it was a refusal: there is nothing to give back
 
     def _read(self, ask: _Ask, operation: str) -> list[Tagged]:
-        first, crate = self._link.read(ask.reply, operation)
-        assert isinstance(first, int) and isinstance(crate, tuple)
+        first, crate, held = self._link.read(ask.reply, operation)
+        assert isinstance(first, int) and isinstance(crate, tuple) and isinstance(held, int)
+        self._link.bond.held = held
         self._confirmed_at = max(self._confirmed_at, ask.sent_at)
         return list(enumerate(cargos(Crate(*crate)), start=first))
 
     def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+        while True:
+            try:
+                return self._wait_once(wish, deadline, operation)
+            except ServerAway:
+                self._link.bond.wait(deadline, operation)
+                with self._lock:
+                    self._check()
+
+    def _wait_once(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+        if not self._link.bond.up:
+            self._link.bond.wait(deadline, operation)
         limit = self._link.remaining(deadline)
         ask = self._send(wish, limit)
         try:
@@ -358,11 +397,42 @@ class Inbox:
             except (ChannelError, CommError):
                 return  # the next request will say so itself
 
-    def _finish(self, ask: _Ask, result: Handle[object], finish: Callable[[Cargo], object]) -> None:
+    def _promise(
+        self,
+        ask: _Ask,
+        result: Handle[object],
+        finish: Callable[[Cargo], object],
+        how: tuple[Through, float | None],
+    ) -> None:
+        """Have the item that a take brings complete a handle, over restarts of the server."""
+        through, timeout_s = how
+        through.follow(ask.reply)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def again() -> None:
+            if self._link.bond.up and not result.done():
+                left = self._link.remaining(deadline)
+                self._promise(self._send(Wish(), left), result, finish, (through, left))
+            else:
+                result.set_error(self._link.bond.error("get"))
+
+        ask.reply.add_done_callback(lambda _: self._finish(ask, result, finish, again))
+        result.add_done_callback(lambda _: self._let_go(ask))
+
+    def _finish(
+        self,
+        ask: _Ask,
+        result: Handle[object],
+        finish: Callable[[Cargo], object],
+        again: Callable[[], None],
+    ) -> None:
         if ask.abandoned:
             return
         try:
             ((tag, cargo),) = self._read(ask, "get")
+        except ServerAway:
+            self._link.bond.then(again)
+            return
         except (ChannelError, CommError) as error:
             result.set_error(error)
             return

@@ -117,12 +117,17 @@ class Lease:
         limit = link.seconds(timeout)
         first = to._outbox.reserve(message.count)
         place = target.channel, target.number, first
-        reply = link.call("commit", ranges(sorted(tags)), place, tuple(message.crate()), limit)
+        fields = ranges(sorted(tags)), place, tuple(message.crate()), limit
+        accepted = False
         try:
-            link.result(reply, "commit", None if limit is None else limit + GRACE_S)
+            patience = None if limit is None else limit + GRACE_S
+            link.ask("commit", *fields, timeout=patience)
+            accepted = True
         except LeaseLost:
             self._forget(indexes)
             raise
+        finally:
+            to._outbox.reserved(first, accepted=accepted)
         self._forget(indexes)
 
     def __enter__(self) -> "Lease":
@@ -164,4 +169,4 @@ class Lease:
         self._forget(chosen)
         if tags:
             deadline = self._link.deadline(timeout)
-            self._inbox.settle(tags, outcome, deadline, f"{outcome.value} of a lease")
+            self._inbox.settle(tags, outcome, deadline)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import cloudpickle
 
-from rlinf.channel.config import ChannelConfig
+from rlinf.channel.config import ChannelConfig, SpoolConfig
 from rlinf.channel.server import ChannelServer
 from rlinf.comm.config import CommConfig
 from rlinf.comm.endpoint import Endpoint
@@ -40,9 +40,11 @@ def _load(data: bytes) -> Program:
     return Program(cloudpickle.loads(data))
 
 
-def host(endpoint: Endpoint, config: ChannelConfig | None = None) -> None:
+def host(
+    endpoint: Endpoint, config: ChannelConfig | None = None, spool: SpoolConfig | None = None
+) -> None:
     """The program of a channel server's own process: serves until it is told to stop."""
-    with ChannelServer(endpoint, config):
+    with ChannelServer(endpoint, config, spool=spool):
         endpoint.send("serving", "test/0")
         endpoint.recv("test/0", timeout=None)
 

@@ -2,19 +2,21 @@
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
+from rlinf.channel.archive import Archive
 from rlinf.channel.batching import Crate, collect, shelve
 from rlinf.channel.config import ChannelConfig
-from rlinf.channel.errors import ChannelError, ServerLost
+from rlinf.channel.core import Queue
+from rlinf.channel.errors import ChannelError, ServerLost, SpoolFailed, SpoolFull
 from rlinf.channel.hub import Addressed, Hub
-from rlinf.channel.link import OK, REFUSED, Reply, describe
+from rlinf.channel.link import OK, REFUSED, REPLACED, Reply, describe
 from rlinf.channel.messages import (
     Accepted,
     Attach,
+    Buried,
     Cancel,
     ClientId,
     Close,
@@ -25,9 +27,11 @@ from rlinf.channel.messages import (
     Put,
     Recall,
     Recalled,
+    Refusal,
     Refused,
     Released,
     Renew,
+    Resume,
     Settle,
     Take,
 )
@@ -58,30 +62,41 @@ class _Caller:
     client: ClientId
     channel: str
     now: float
+    replies: list[Reply] = field(default_factory=list)
+    """What is known at once, sent after the records are kept."""
 
 
 class ChannelService:
-    """Every channel of one server. Runs on whichever thread brings a request; never waits."""
+    """Every channel of one server. Runs on whichever thread brings a request; waits for nothing
+    but, where there is a spool, for its disk.
+    """
 
-    def __init__(self, endpoint: Endpoint, config: ChannelConfig) -> None:
+    def __init__(self, endpoint: Endpoint, config: ChannelConfig, archive: Archive) -> None:
         self._endpoint = endpoint
         self._config = config
-        self._hub = Hub(str(endpoint.id))
-        self._lock = threading.Lock()
+        self._archive = archive
+        self._hub = Hub(str(endpoint.id), incarnation=endpoint.epoch, durable=archive.durable)
+        self._hub.load(archive.found.channels)
+        archive.savers.append(lambda state: state.channels.update(self._hub.save()))
+        self._lock = archive.lock
         self._numbers = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._asks: dict[tuple[ClientId, int], int] = {}
+        self._full = ""
+        """Why the disk had no room, when that was so last."""
         self._operations: dict[str, Callable[..., list[Addressed]]] = {
             "cancel": self._cancel,
             "close": self._close,
             "commit": self._commit,
             "connect": self._connect,
             "create": self._create,
+            "dead_letters": self._dead_letters,
             "delete": self._delete,
             "put": self._put,
             "qsize": self._qsize,
             "recalled": self._recalled,
             "renew": self._renew,
+            "resume": self._resume,
             "settle": self._settle,
             "statistics": self._statistics,
             "take": self._take,
@@ -90,30 +105,36 @@ class ChannelService:
     def handle(self, request: Request) -> float:
         """Carry one request out; when the clock should be looked at next."""
         now = time.monotonic()
-        operation, channel, number, *fields = request.payload
+        operation, channel, number, incarnation, *fields = request.payload
+        if incarnation and incarnation != self._endpoint.epoch:
+            request.reply((REPLACED, self._endpoint.epoch))
+            return self._hub.wake_at
         client = ClientId(str(request.source), request.epoch, number)
         caller = _Caller(request, client, channel, now)
         try:
             with self._lock:
+                self._archive.check()
                 commands = self._operations[operation](caller, *fields)
+                self._keep()
         except ChannelError as error:
-            request.reply(describe(error))
+            if isinstance(error, SpoolFailed):
+                self._refuse_all(error)
+            if not request.answered():
+                request.reply(describe(error))
             return self._hub.wake_at
+        for reply in caller.replies:
+            request.reply(reply)
         self._carry_out(commands, now)
         return self._hub.wake_at
 
     def gone(self, worker: str, epoch: int) -> None:
         """An incarnation of a worker is lost."""
         now = time.monotonic()
-        with self._lock:
-            commands = self._hub.gone(worker, epoch, now)
-        self._carry_out(commands, now)
+        self._carry_out(self._unasked(lambda: self._hub.gone(worker, epoch, now)), now)
 
     def tick(self, now: float) -> float:
         """Do what is due; when something is due next."""
-        with self._lock:
-            commands = self._hub.tick(now)
-        self._carry_out(commands, now)
+        self._carry_out(self._unasked(lambda: self._hub.tick(now)), now)
         return self._hub.wake_at
 
     def statistics(self) -> tuple[ChannelStatistics, ...]:
@@ -130,6 +151,35 @@ class ChannelService:
             channel = entry.request.payload[1]
             entry.request.reply(describe(ServerLost(channel, server, "wait", "it was closed")))
 
+    # Under the lock
+
+    def _keep(self) -> None:
+        """See that what has just happened outlives this process, before anybody is told."""
+        if self._archive.durable:
+            self._archive.keep(self._hub.records())
+
+    def _unasked(self, step: Callable[[], list[Addressed]]) -> list[Addressed]:
+        """A step that no request asked for; nothing, if the spool fails."""
+        with self._lock:
+            try:
+                self._archive.check()
+                commands = step()
+                self._keep()
+            except SpoolFailed as error:
+                self._refuse_all(error)
+                return []
+        return commands
+
+    def _refuse_all(self, error: SpoolFailed) -> None:
+        """What happened last cannot be promised: say so to whoever waits."""
+        left, self._open = self._open, {}
+        for entry in left.values():
+            entry.request.reply(describe(error))
+
+    def _welcome(self, queue: Queue) -> Reply:
+        """What a client must know of the channel and of this incarnation of the server."""
+        return (OK, asdict(queue.config), self._endpoint.epoch, queue.birth, self._archive.survives)
+
     # Requests, under the lock
 
     def _create(
@@ -141,22 +191,43 @@ class ChannelService:
 
     def _connect(self, caller: _Caller, capacity: float) -> list[Addressed]:
         queue = self._hub.get(caller.channel)
-        caller.request.reply((OK, asdict(queue.config)))
+        caller.replies.append(self._welcome(queue))
         if capacity == 1.0:
             return []
         return self._step(caller, Attach(caller.client, capacity))
 
+    def _resume(
+        self,
+        caller: _Caller,
+        config: dict[str, object],
+        capacity: float,
+        following: int,
+        outstanding: Ranges,
+    ) -> list[Addressed]:
+        """A client of an earlier incarnation goes on with this one."""
+        queue = self._hub.create(caller.channel, ChannelConfig.from_dict(config))
+        caller.replies.append((*self._welcome(queue), queue.expects(caller.client)))
+        runs = tuple(zip(outstanding[::2], outstanding[1::2], strict=True))
+        commands = self._step(caller, Attach(caller.client, capacity))
+        return commands + self._step(caller, Resume(caller.client, following, runs))
+
     def _delete(self, caller: _Caller) -> list[Addressed]:
         self._hub.delete(caller.channel)
-        caller.request.reply((OK,))
+        caller.replies.append((OK,))
+        return []
+
+    def _dead_letters(self, caller: _Caller) -> list[Addressed]:
+        dead = tuple(self._hub.get(caller.channel).dead)
+        facts = tuple((item.weight, item.key, item.returns, item.order) for item in dead)
+        caller.replies.append((OK, facts, tuple(collect(dead))))
         return []
 
     def _qsize(self, caller: _Caller) -> list[Addressed]:
-        caller.request.reply((OK, len(self._hub.get(caller.channel))))
+        caller.replies.append((OK, len(self._hub.get(caller.channel))))
         return []
 
     def _statistics(self, caller: _Caller) -> list[Addressed]:
-        caller.request.reply((OK, self._hub.get(caller.channel).statistics(caller.now)))
+        caller.replies.append((OK, self._hub.get(caller.channel).statistics(caller.now)))
         return []
 
     def _close(self, caller: _Caller) -> list[Addressed]:
@@ -169,7 +240,17 @@ class ChannelService:
         self._hub.get(caller.channel)
         items = shelve(Crate(*wire), caller.channel)  # type: ignore[arg-type]
         put = Put(self._ticket(caller), caller.client, first, items, _deadline(caller, timeout_s))
-        return self._step(caller, put)
+        return self._step(caller, self._reserve(put))
+
+    def _reserve(self, put: Put) -> Put:
+        """The put, or where the disk has no room for it, one that uses its numbers up."""
+        if self._archive.durable:
+            try:
+                self._archive.reserve(put.items)
+            except SpoolFull as error:
+                self._full = error.reason
+                return replace(put, void=Refusal.NO_SPACE)
+        return put
 
     def _take(
         self,
@@ -180,7 +261,7 @@ class ChannelService:
     ) -> list[Addressed]:
         self._hub.get(caller.channel)
         number, done = ask
-        max_items, target_weight, full, key, wait = wish
+        max_items, target_weight, full, key, wait, holds = wish
         take = Take(
             self._ticket(caller, number),
             caller.client,
@@ -191,6 +272,7 @@ class ChannelService:
             _deadline(caller, timeout_s),
             bool(wait),
             expand(done),
+            holds,  # type: ignore[arg-type]
         )
         return self._step(caller, take)
 
@@ -200,7 +282,7 @@ class ChannelService:
         return self._step(caller, settle)
 
     def _recalled(self, caller: _Caller, tags: Ranges) -> list[Addressed]:
-        caller.request.reply((OK,))
+        caller.replies.append((OK,))
         return self._step(caller, Recalled(caller.client, expand(tags)))
 
     def _renew(self, caller: _Caller, held: Ranges, done: Ranges) -> list[Addressed]:
@@ -211,7 +293,7 @@ class ChannelService:
         )
 
     def _cancel(self, caller: _Caller, ask: int) -> list[Addressed]:
-        caller.request.reply((OK,))
+        caller.replies.append((OK,))
         number = self._asks.get((caller.client, ask))
         return [] if number is None else self._step(caller, Cancel(number))
 
@@ -235,7 +317,7 @@ class ChannelService:
             _deadline(caller, timeout_s),
             atomic=True,
         )
-        commit = Commit(caller.channel, name, caller.client, expand(tags), put)
+        commit = Commit(caller.channel, name, caller.client, expand(tags), self._reserve(put))
         return self._hub.commit(commit, caller.now)
 
     def _step(self, caller: _Caller, event: Event) -> list[Addressed]:
@@ -256,6 +338,9 @@ class ChannelService:
             if isinstance(command, Recall):
                 self._recall(name, command.consumer)
                 continue
+            if isinstance(command, Buried):
+                self._bury(name, command)
+                continue
             if isinstance(command, Released):
                 log.info(
                     "channel %s: %d item(s) of %s are back in the queue: %s",
@@ -274,12 +359,14 @@ class ChannelService:
 
     def _reply(self, name: str, command: object, waited_s: float) -> Reply:
         if isinstance(command, Delivered):
-            return (OK, command.first_tag, tuple(collect(command.items)))
+            return (OK, command.first_tag, tuple(collect(command.items)), command.held)
         if isinstance(command, Accepted):
-            return (OK, command.room_items, command.room_bytes)
+            return (OK, command.room_items, command.room_bytes, command.held)
         if isinstance(command, Refused):
             counts = (command.accepted, command.lost, waited_s)
-            return (REFUSED, command.reason.value, counts, self._state(name))
+            no_space = command.reason is Refusal.NO_SPACE
+            state = self._full if no_space else self._state(name)
+            return (REFUSED, command.reason.value, counts, state)
         return (OK, command.lost)  # type: ignore[attr-defined]
 
     def _state(self, name: str) -> str:
@@ -298,6 +385,20 @@ class ChannelService:
         words.append(f"{state.waiting_consumers} consumer(s) wait")
         return ", ".join(words)
 
+    def _bury(self, name: str, buried: Buried) -> None:
+        item = buried.item
+        key = f", key {item.key!r}" if item.key is not None else ""
+        log.error(
+            "channel %s: item %d (weight %g%s) was given out %d times and never acknowledged, last "
+            "by %s: it is kept aside, see Channel.dead_letters",
+            name,
+            item.order,
+            item.weight,
+            key,
+            item.returns,
+            buried.consumer,
+        )
+
     def _recall(self, name: str, consumer: ClientId) -> None:
         call = ("recall", consumer.number)
         reply: Handle[tuple[int, ...]] = self._endpoint.call(
@@ -309,6 +410,7 @@ class ChannelService:
             now = time.monotonic()
             with self._lock:
                 commands = self._hub.step(name, Recalled(consumer, tags), now)
+                self._keep()
             self._carry_out(commands, now)
 
         reply.add_done_callback(come)

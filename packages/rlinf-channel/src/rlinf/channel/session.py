@@ -12,13 +12,17 @@ from typing import Protocol
 
 from rlinf.channel.errors import ChannelError
 from rlinf.comm.endpoint import Endpoint
-from rlinf.comm.errors import CommError
+from rlinf.comm.errors import CommError, EndpointClosed
 from rlinf.comm.events import Closing, Event, Lost
 from rlinf.comm.request import Request
 
 log = logging.getLogger(__name__)
 
 CLIENT_SERVICE = "channel-client"
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+"""Between two looks for a server that died; each is twice as long as the one before."""
 
 
 class Keeper(Protocol):
@@ -35,8 +39,8 @@ class Keeper(Protocol):
         """Give back what has not been begun; its tags."""
         ...
 
-    def server_lost(self, reason: str) -> None:
-        """The server is gone: what was held is not held any more."""
+    def server_lost(self, lost: Lost) -> None:
+        """An incarnation of the server is gone: closed (`clean`), or dead."""
         ...
 
 
@@ -56,6 +60,9 @@ class Session:
         self._thread: threading.Thread | None = None
         self._name = str(endpoint.id)
         self._closed = False
+        self._seekers: dict[int, Callable[[], bool]] = {}
+        self._seeking: threading.Thread | None = None
+        self._ended = threading.Event()
         endpoint.serve(CLIENT_SERVICE, self._serve)
         endpoint.add_sink(self._notice)
         atexit.register(_at_exit, weakref.ref(self))
@@ -82,6 +89,15 @@ class Session:
                 self._thread.start()
         self._mail.put(_nothing)
 
+    def seek(self, number: int, seeker: Callable[[], bool]) -> None:
+        """Call `seeker`, which may wait a little, on a thread until it returns True."""
+        with self._lock:
+            self._seekers[number] = seeker
+            if self._seeking is None:
+                name = f"rlinf-reunion-{self._name}"
+                self._seeking = threading.Thread(target=self._seek, name=name, daemon=True)
+                self._seeking.start()
+
     def soon(self, action: Callable[[], None]) -> None:
         """Run `action` on the session's thread; safe to call from a finalizer."""
         self._mail.put(action)
@@ -104,6 +120,26 @@ class Session:
             except (ChannelError, CommError) as error:
                 log.warning("at the end of %s: %s", self._name, error)
         self._mail.put(_nothing)
+        self._ended.set()
+
+    def _seek(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._ended.wait(pause_s):
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            for number, seeker in list(self._seekers.items()):
+                try:
+                    found = seeker()
+                except (ChannelError, CommError) as error:
+                    log.warning("looking for a lost server: %s", error)
+                    found = isinstance(error, EndpointClosed)
+                if found:
+                    with self._lock:
+                        if self._seekers.get(number) is seeker:
+                            del self._seekers[number]
+            with self._lock:
+                if not self._seekers:
+                    self._seeking = None
+                    return
 
     def _living(self) -> list[Keeper]:
         with self._lock:
@@ -136,7 +172,7 @@ class Session:
         elif isinstance(event, Lost):
             for keeper in self._living():
                 if keeper.server == str(event.peer):
-                    keeper.server_lost(event.reason)
+                    keeper.server_lost(event)
 
 
 def _nothing() -> None:

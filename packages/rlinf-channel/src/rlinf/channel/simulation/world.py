@@ -1,0 +1,454 @@
+"""A virtual clock, a bad network, a disk, and a server that dies: where `actors` play a schedule.
+
+The server is a `Hub` whose records go to a disk before anybody is answered. It can die at every
+step: before it, after it but before its records are written, and after that but before anybody is
+told. Another one then goes on from the disk. Messages of either direction are lost, doubled,
+delayed and so overtaken; one that was sent to an earlier server is told so.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.hub import Addressed, Hub
+from rlinf.channel.journal import Admitted, ChannelState, Finished, Record, ServerState
+from rlinf.channel.messages import (
+    Buried,
+    Cancel,
+    ClientId,
+    Close,
+    Command,
+    Commit,
+    Delivered,
+    Event,
+    Item,
+    Outcome,
+    Put,
+    Recall,
+    Recalled,
+    Released,
+    Resume,
+    Settle,
+    Settled,
+    Take,
+)
+from rlinf.channel.policy import BUILT_IN
+
+LIMIT_S = 500.0
+"""Virtual seconds in which every schedule must have come to an end."""
+MAX_NBYTES = 9
+"""No simulated item is larger."""
+Answer = Callable[[object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The answer to what was sent to an earlier server: the number of this one."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Troubles:
+    """How bad the world is. Probabilities are for each message or step."""
+
+    loss: float = 0.0
+    twice: float = 0.0
+    restarts: int = 0
+    """How often the server dies."""
+    death: float = 0.0
+    poison: bool = False
+    """Whether one item kills every consumer that begins on it."""
+
+
+class World:
+    """One server with the channels ``in`` and ``out``, and what must hold on it at any moment.
+
+    Item payloads are names, ``producer/0:3``; a commit puts an item of the same name to ``out``.
+    """
+
+    def __init__(self, seed: int, size: int = 1) -> None:
+        self.random = rng = random.Random(seed)
+        self.size = size
+        self.now = 0.0
+        self.story: list[tuple[float, str, object]] = []
+        self.counts: Counter[str] = Counter()
+        bad = rng.random() < 0.7
+        self.troubles = Troubles(
+            loss=rng.choice([0.0, 0.1, 0.3]) if bad else 0.0,
+            twice=rng.choice([0.0, 0.2]) if bad else 0.0,
+            restarts=rng.choice([0, 1, 1, 2]),
+            death=rng.choice([0.02, 0.1]),
+            poison=rng.random() < 0.1,
+        )
+        self.config = ChannelConfig(
+            type=rng.choice(sorted(BUILT_IN)),
+            buffer_size=rng.choice([20, 60, 10**9]),
+            max_items=rng.choice([None, 1, 3, 8]),
+            lease_s=rng.choice([0.5, 2.0]),
+            max_deliveries=4 if self.troubles.poison else None,
+        )
+        self.restarts_left = self.troubles.restarts
+        self.incarnation = 0
+        self.hub = Hub("channel/0")
+        self.disk = ServerState()
+        self.up = False
+        self.clients: list[Callable[[], None]] = []
+        """Of each living actor: what to do when it learns that the server was lost."""
+        self.recalls: dict[ClientId, Callable[[], None]] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count(1)
+        self._answers: dict[int, Answer] = {}
+        self._tickets: dict[object, int] = {}
+        self._due: list[tuple[float, int]] = []
+        """When which request must have been answered."""
+        self._open = {"in": 0, "out": 0}
+        self._ended: set[str] = set()
+        self.check = Checks(self)
+        self._begin()
+
+    # What the actors use
+
+    def tell(self, line: str, about: object = "") -> None:
+        """Add a line to the story."""
+        self.story.append((self.now, line, about))
+
+    def later(self, delay: float, act: Callable[[], None]) -> None:
+        """Run `act` after `delay` virtual seconds."""
+        heapq.heappush(self._heap, (self.now + delay, next(self._numbers), act))
+
+    def send(
+        self,
+        event: Event | Commit,
+        channel: str,
+        answer: Answer | None,
+        to: int,
+        ask: object = None,
+    ) -> None:
+        """Send a request to server number `to`; its answer may come once, twice or never.
+
+        `ask` names a request which can be cancelled: put the name in `Cancel.request`.
+        """
+        rng, troubles = self.random, self.troubles
+        copies = 2 if rng.random() < troubles.twice else 1
+        for _ in range(copies):
+            if rng.random() >= troubles.loss:
+                self.later(
+                    rng.random() * 0.2, lambda: self._arrive(event, channel, answer, to, ask)
+                )
+
+    def crash(self, client: ClientId) -> None:
+        """A worker dies; the server learns of it, if it lives itself."""
+        self.tell("dies:", client)
+        self.counts["dead clients"] += 1
+        to = self.incarnation
+        self.later(self.random.random() * 0.1, lambda: self._gone(client, to))
+
+    def join(self, channel: str) -> None:
+        """One more actor which puts to this channel."""
+        self._open[channel] += 1
+
+    def leave(self, channel: str) -> None:
+        """An actor puts no more to this channel; the last one closes it."""
+        self._open[channel] -= 1
+        if not self._open[channel]:
+            self._close(channel)
+
+    # The server
+
+    def _begin(self) -> None:
+        self.incarnation += 1
+        self.up = True
+        self.hub = Hub("channel/0", incarnation=self.incarnation << 20, durable=True)
+        self.hub.load({name: _revived(state) for name, state in self.disk.channels.items()})
+        if not self.disk.channels:
+            for name in ("in", "out"):
+                self.hub.create(name, self.config)
+            self._write()
+
+    def die(self) -> None:
+        """The server dies: whoever waits is not answered. Another one begins after a while."""
+        rng = self.random
+        self.restarts_left -= 1
+        self.counts["restarts"] += 1
+        self.tell("the server dies", self.incarnation)
+        self.up = False
+        self._answers.clear()
+        self._tickets.clear()
+        self.check.forget_leases()
+        down_s = rng.random()
+        self.later(down_s, self._begin)
+        for notice in list(self.clients):
+            if rng.random() < 0.7:  # the others find out when they send something
+                self.later(down_s + rng.random() * 0.3, notice)
+
+    def _arrive(
+        self, event: Event | Commit, channel: str, answer: Answer | None, to: int, ask: object
+    ) -> None:
+        if not self.up:
+            return
+        if to != self.incarnation:
+            if answer is not None:
+                self._reply(answer, Replaced(self.incarnation))
+            return
+        if isinstance(event, Cancel):
+            ticket = self._tickets.get(event.request)
+            if ticket is None:
+                return
+            event = Cancel(ticket)
+        elif answer is not None:
+            event = self._ticketed(event, answer, ask)
+        self.tell(f"to '{channel}'", event)
+        self._step(channel, event)
+
+    def _ticketed(self, event: Event | Commit, answer: Answer, ask: object) -> Event | Commit:
+        """The event with a request number, whose answer must come once and by its deadline."""
+        ticket = next(self._numbers)
+        self._answers[ticket] = answer
+        if ask is not None:
+            self._tickets[ask] = ticket
+        if isinstance(event, Commit):
+            event = replace(event, put=replace(event.put, request=ticket))
+            deadline = event.put.deadline
+        elif isinstance(event, Resume):
+            self._answers.pop(ticket)
+            self.later(0.0, lambda: self._reply(answer, Settled(0)))
+            deadline = None
+        else:
+            assert isinstance(event, Put | Take | Settle)
+            event = replace(event, request=ticket)
+            deadline = None if isinstance(event, Settle) else event.deadline
+        if deadline is not None:
+            heapq.heappush(self._due, (max(deadline, self.now), ticket))
+        return event
+
+    def _step(self, channel: str, event: Event | Commit) -> None:
+        """One event; the server may die before it, within it, and after it."""
+        fate = self.random.random() if self.restarts_left > 0 else 1.0
+        death = self.troubles.death
+        if fate < death / 3:
+            self.die()
+            return
+        self.check.settled(channel, event)
+        if isinstance(event, Commit):
+            commands = self.hub.commit(event, self.now)
+        else:
+            commands = self.hub.step(channel, event, self.now)
+        self._conclude(commands, fate)
+
+    def _conclude(self, commands: Sequence[Addressed], fate: float = 1.0) -> None:
+        death = self.troubles.death
+        if fate < 2 * death / 3:
+            self.hub.records()
+            self.die()
+            return
+        self._write()
+        if fate < death:
+            self.die()
+            return
+        self._obey(commands)
+
+    def _write(self) -> None:
+        records = self.hub.records()
+        self.check.written(records)
+        self.disk.replay(records)
+        if self.restarts_left and self.random.random() < 0.03:  # the disk is tidied up
+            self.disk.channels = {n: _revived(s) for n, s in self.hub.save().items()}
+
+    def _gone(self, client: ClientId, to: int) -> None:
+        if self.up and to == self.incarnation:
+            self._conclude(self.hub.gone(client.worker, client.epoch, self.now))
+
+    def _close(self, channel: str) -> None:
+        if channel in self._ended:
+            return
+        if self.up:
+            self.tell("close", channel)
+            self._step(channel, Close())
+            if self.up and self.hub.get(channel).closed:
+                self._ended.add(channel)
+        self.later(0.5, lambda: self._close(channel))
+
+    def _obey(self, commands: Sequence[Addressed]) -> None:
+        for channel, command in commands:
+            self.check.command(channel, command)
+        for _, command in commands:
+            if isinstance(command, Recall):
+                self.counts["recalls"] += 1
+                recall = self.recalls.get(command.consumer)
+                if recall is not None:
+                    self.later(self.random.random() * 0.1, recall)
+            elif not isinstance(command, Released | Buried):
+                answer = self._answers.pop(command.request, None)
+                assert answer is not None, f"answered twice: {command}"
+                self._reply(answer, command)
+        self.check.bounds()
+
+    def _reply(self, answer: Answer, command: Command | Replaced) -> None:
+        if self.random.random() >= self.troubles.loss:
+            self.later(self.random.random() * 0.1, lambda: answer(command))
+
+    # The clock
+
+    def run(self) -> dict[str, int]:
+        """Play until nothing is left to do, then check what is where."""
+        while self._heap or self._answers:
+            self._advance()
+        self.check.at_the_end()
+        return dict(self.counts)
+
+    def _advance(self) -> None:
+        wake = self.hub.wake_at if self.up else float("inf")
+        heap = self._heap
+        if self.now > LIMIT_S or (not heap and wake == float("inf")):
+            states = [queue.statistics(self.now) for queue in self.hub]
+            raise AssertionError(f"no end in sight, {len(self._answers)} unanswered: {states}")
+        if not heap or wake <= heap[0][0]:
+            self.now = max(self.now, wake)
+            self._conclude(self.hub.tick(self.now))
+        else:
+            self.now, _, act = heapq.heappop(heap)
+            act()
+        while self._due and self._due[0][0] < self.now - 1e-9:
+            deadline, ticket = heapq.heappop(self._due)
+            assert ticket not in self._answers, f"a request waits beyond {deadline}"
+
+
+class Checks:
+    """What must hold, by what is written and what is answered."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        # An atomic commit may exceed the bound.
+        self._bound = max(world.config.buffer_bytes, 3 * MAX_NBYTES)
+        self.accepted: set[str] = set()
+        """Names whose producer was told that they are in."""
+        self.refused: set[str] = set()
+        """Names whose producer was told that they are not."""
+        self.admitted: dict[str, dict[str, int]] = {"in": {}, "out": {}}
+        """By channel and name: its order."""
+        self.finished: dict[str, set[int]] = {"in": set(), "out": set()}
+        self.dead: set[int] = set()
+        self._leases: dict[str, dict[int, tuple[ClientId, int]]] = {"in": {}, "out": {}}
+        """By channel and tag: who holds which order."""
+        self._delivered: set[tuple[str, int]] = set()
+        self._last: dict[tuple[str, str | None], int] = {}
+
+    def written(self, records: Sequence[Record]) -> None:
+        """What is on the disk now cannot be taken back."""
+        for record in records:
+            if isinstance(record, Admitted):
+                known = self.admitted[record.channel]
+                for order, item in enumerate(record.items, start=record.order):
+                    name = str(item.payload)
+                    assert name not in known, f"{name} is in '{record.channel}' twice"
+                    known[name] = order
+            elif isinstance(record, Finished):
+                done = self.finished[record.channel]
+                twice = done.intersection(record.orders)
+                assert not twice, f"orders {twice} of '{record.channel}' finished twice"
+                done.update(record.orders)
+                if record.outcome is Outcome.DEAD:
+                    assert self.world.config.max_deliveries, "buried without need"
+                    self.dead.update(record.orders)
+                    self.world.counts["dead items"] += len(record.orders)
+
+    def settled(self, channel: str, event: Event | Commit) -> None:
+        """A consumer lets go of what it holds."""
+        tags: Sequence[int] = ()
+        if isinstance(event, Settle | Recalled):
+            tags = event.tags
+        elif isinstance(event, Take):
+            tags = event.done
+        else:
+            return
+        for tag in tags:
+            if self._leases[channel].get(tag, (None,))[0] == event.consumer:
+                del self._leases[channel][tag]
+
+    def forget_leases(self) -> None:
+        """Leases end with the server."""
+        self._leases = {"in": {}, "out": {}}
+
+    def command(self, channel: str, command: Command) -> None:
+        """One answer of the server."""
+        if isinstance(command, Released):
+            counts = self.world.counts
+            counts["expired" if command.expired else "lost with their holder"] += 1
+            for tag in command.tags:
+                self._leases[channel].pop(tag, None)
+        elif isinstance(command, Delivered):
+            self._check_delivery(channel, command)
+
+    def _check_delivery(self, channel: str, delivered: Delivered) -> None:
+        held = {order for _, order in self._leases[channel].values()}
+        for tag, item in enumerate(delivered.items, start=delivered.first_tag):
+            assert item.order not in held, f"{item.payload} is held already: two holders"
+            assert item.order not in self.finished[channel], f"{item.payload} comes after its end"
+            self._leases[channel][tag] = delivered.consumer, item.order
+            self.world.counts["redelivered"] += item.returns > 0
+            if channel == "in" and (channel, item.order) not in self._delivered:
+                self._delivered.add((channel, item.order))
+                self._check_order(item)
+
+    def _check_order(self, item: Item) -> None:
+        producer, _, number = str(item.payload).partition(":")
+        last = self._last.get((producer, item.key), -1)
+        assert int(number) > last, f"{item.payload} came after number {last} of its key"
+        self._last[producer, item.key] = int(number)
+
+    def bounds(self) -> None:
+        """At any moment."""
+        bound = self._bound
+        for queue in self.world.hub:
+            held = queue.held_bytes
+            assert held <= bound, f"'{queue.name}' holds {held} bytes of {bound}"
+
+    def told_accepted(self, channel: str, names: Sequence[str]) -> None:
+        """A producer is told that these are in."""
+        missing = [name for name in names if name not in self.admitted[channel]]
+        assert not missing, f"{missing} accepted by '{channel}', but not on its disk"
+        if channel == "in":
+            self.accepted.update(names)
+
+    def told_done(self, channel: str, orders: Sequence[int]) -> None:
+        """A consumer is told that its settlement counts."""
+        missing = [order for order in orders if order not in self.finished[channel]]
+        assert not missing, f"orders {missing} of '{channel}' acknowledged, but not on its disk"
+
+    def at_the_end(self) -> None:
+        """Nothing lost, nothing twice, nothing left."""
+        world = self.world
+        wrong = self.refused & set(self.admitted["in"])
+        assert not wrong, f"refused and yet taken in: {sorted(wrong)}"
+        for channel, known in self.admitted.items():
+            left = [name for name, order in known.items() if order not in self.finished[channel]]
+            assert not left, f"accepted by '{channel}', then lost: {sorted(left)}"
+            queue = world.hub.get(channel)
+            state = queue.statistics(world.now)
+            assert state.closed and queue.drained, f"not drained: {state}"
+            assert state.put_items == len(known), f"counts other items than {len(known)}: {state}"
+            world.counts[f"{channel} items"] = state.put_items
+            world.counts["duplicates"] += state.duplicate_items
+        lost = self.accepted - set(self.admitted["in"])
+        assert not lost, f"accepted, then lost: {sorted(lost)}"
+
+
+def _revived(state: ChannelState) -> ChannelState:
+    """A copy as it is read from a disk: items of its own, which nobody has returned yet."""
+    copy = replace(state)
+    copy.producers = {c: replace(p, refused=list(p.refused)) for c, p in state.producers.items()}
+    copy.settled = {client: list(tags) for client, tags in state.settled.items()}
+    copy.items = {order: _copied(order, item) for order, item in state.items.items()}
+    copy.dead = {order: _copied(order, item) for order, item in state.dead.items()}
+    return copy
+
+
+def _copied(order: int, item: Item) -> Item:
+    copy = Item(item.payload, item.weight, item.key, item.nbytes)
+    copy.order = order
+    return copy

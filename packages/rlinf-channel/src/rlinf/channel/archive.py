@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from rlinf.channel.journal import Record, ServerState
+from rlinf.channel.errors import SpoolFull
+from rlinf.channel.journal import Finished, Record, ServerState
 from rlinf.channel.messages import Item
 from rlinf.channel.spool import Spool
 
@@ -25,6 +26,8 @@ class Archive:
         self.savers: list[Callable[[ServerState], object]] = []
         self.found = ServerState() if spool is None else spool.state
         self._spool = spool
+        self._finished = 0
+        """Settlements recorded since the log was tidied up last."""
 
     @property
     def durable(self) -> bool:
@@ -43,19 +46,32 @@ class Archive:
 
     def reserve(self, items: Sequence[Item]) -> None:
         """See that a put of these items can be kept; `SpoolFull` if not."""
-        if self._spool is not None:
-            self._spool.reserve(sum([item.nbytes + 64 for item in items]))
+        if self._spool is None:
+            return
+        nbytes = sum([item.nbytes + 64 for item in items])
+        try:
+            self._spool.reserve(nbytes)
+        except SpoolFull:
+            if not self._finished:  # the log holds nothing that could be left out
+                raise
+            self._tidy(self._spool)
+            self._spool.reserve(nbytes)
 
     def keep(self, records: Sequence[Record]) -> None:
         """Write the records of one step. `SpoolFailed`: they are not kept, and nothing will be."""
         if self._spool is None or not records:
             return
         self._spool.write(records)
+        self._finished += sum(isinstance(record, Finished) for record in records)
         if self._spool.untidy:
-            state = ServerState()
-            for save in self.savers:
-                save(state)
-            self._spool.tidy(state)
+            self._tidy(self._spool)
+
+    def _tidy(self, spool: Spool) -> None:
+        state = ServerState()
+        for save in self.savers:
+            save(state)
+        spool.tidy(state)
+        self._finished = 0
 
     def close(self) -> None:
         """Give the folder free."""

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from rlinf.channel.errors import InvalidConfig
 
@@ -15,6 +16,7 @@ _UNITS: dict[str, int] = {"": 1, "b": 1} | {
 }
 
 
+@lru_cache(maxsize=256)
 def parse_bytes(size: int | str) -> int:
     """Bytes named by a number or by text such as ``"10GB"`` (1000s) or ``"10GiB"`` (1024s)."""
     if isinstance(size, bool) or not isinstance(size, int | str):

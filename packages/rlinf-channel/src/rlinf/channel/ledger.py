@@ -108,7 +108,7 @@ def decode(unit: memoryview, state: ServerState) -> None:
     """Add what a unit says to a state.
 
     Raises:
-        ValueError: It does not make sense. (KeyError, TypeError, IndexError likewise.)
+        ValueError, KeyError, TypeError, IndexError, struct.error: It does not make sense.
     """
     (length,) = _LENGTH.unpack_from(unit)
     rows = json.loads(bytes(unit[4 : 4 + length]))

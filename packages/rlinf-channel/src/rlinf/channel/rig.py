@@ -1,5 +1,6 @@
 """Real workers for tests: a registry, a channel server, and programs in processes of their own."""
 
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,12 @@ def host(
     with ChannelServer(endpoint, config, spool=spool):
         endpoint.send("serving", "test/0")
         endpoint.recv("test/0", timeout=None)
+
+
+def host_with_little_disk(endpoint: Endpoint, spool: SpoolConfig, most_bytes: int) -> None:
+    """`host`, in a process whose files cannot grow beyond that size: a disk that gets full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    host(endpoint, None, spool)
 
 
 class Rig:

@@ -18,6 +18,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rlinf.channel.config import SpoolConfig
@@ -154,7 +155,8 @@ class Spool:
     def close(self) -> None:
         """Give the folder free."""
         if self._file >= 0:
-            os.ftruncate(self._file, self._end)
+            with suppress(OSError):  # only what was allocated ahead is left otherwise
+                os.ftruncate(self._file, self._end)
             os.close(self._file)
             os.close(self._lock)
             self._file = -1
@@ -201,7 +203,7 @@ class Spool:
             while (unit := _unit(log_bytes, at)) is not None:
                 try:
                     decode(memoryview(unit), self.state)
-                except (ValueError, KeyError, TypeError, IndexError) as error:
+                except (ValueError, KeyError, TypeError, IndexError, struct.error) as error:
                     reason = f"{path} makes no sense at byte {at}: {error!r}"
                     raise SpoolUnusable(str(self.folder), reason) from error
                 at += _HEAD.size + len(unit)
@@ -265,7 +267,7 @@ def _unit(log_bytes: mmap.mmap, at: int) -> bytes | None:
         return None
     magic, checksum, length = _HEAD.unpack(head)
     begin = at + _HEAD.size
-    if magic != _MAGIC or length > len(log_bytes) - begin:
+    if magic != _MAGIC or not 0 < length <= len(log_bytes) - begin:
         return None
     unit = log_bytes[begin : begin + length]
     return unit if zlib.crc32(unit) == checksum else None

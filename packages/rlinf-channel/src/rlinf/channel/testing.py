@@ -9,12 +9,21 @@ nothing fails, for comparison step by step. `Rig` puts real workers around a rea
 
 from collections import deque
 
-from rlinf.channel.rig import Program, Rig, host
+from rlinf.channel.rig import Program, Rig, host, host_with_little_disk
 from rlinf.channel.simulation.actors import populate
 from rlinf.channel.simulation.locks import LockSimulation
 from rlinf.channel.simulation.world import World
 
-__all__ = ["DequeModel", "Program", "Rig", "Violation", "check_channel", "check_lock", "host"]
+__all__ = [
+    "DequeModel",
+    "Program",
+    "Rig",
+    "Violation",
+    "check_channel",
+    "check_lock",
+    "host",
+    "host_with_little_disk",
+]
 
 
 class Violation(AssertionError):

@@ -6,7 +6,6 @@ is outstanding, and a consumer forgets what it held.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from rlinf.channel.messages import (
@@ -278,8 +277,8 @@ class Consumer(Client):
         done, self.begun = tuple(self.begun), set()
         for tag in done:
             self.held.pop(tag, None)
-        blank = Take(0, self.id, deadline=deadline, done=done, holds=len(self.held))
-        take = replace(blank, **self._wish(deadline))
+        wish = self._wish(deadline)
+        take = Take(0, self.id, deadline=deadline, done=done, holds=len(self.held), **wish)
 
         def answer(command: object) -> None:
             if not self.answered_by_another(command):

@@ -7,11 +7,13 @@ delayed and so overtaken; one that was sent to an earlier server is told so.
 """
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
+from typing import NoReturn
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.hub import Addressed, Hub
@@ -39,10 +41,13 @@ from rlinf.channel.messages import (
 from rlinf.channel.policy import BUILT_IN
 
 LIMIT_S = 500.0
-"""Virtual seconds in which every schedule must have come to an end."""
+LIMIT_STEPS = 10_000
+"""Virtual seconds, and steps, in which every schedule must have come to an end."""
 MAX_NBYTES = 9
 """No simulated item is larger."""
 Answer = Callable[[object], None]
+
+_FIELDS = {kind: [field.name for field in fields(kind)][1:] for kind in (Put, Take)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +223,14 @@ class World:
             self._answers.pop(ticket)
             self.later(0.0, lambda: self._reply(answer, Settled(0)))
             deadline = None
+        elif isinstance(event, Settle):
+            event = Settle(ticket, event.consumer, event.tags, event.outcome)
+            deadline = None
         else:
-            assert isinstance(event, Put | Take | Settle)
-            event = replace(event, request=ticket)
-            deadline = None if isinstance(event, Settle) else event.deadline
+            assert isinstance(event, Put | Take)
+            # Faster than `replace`, which would be an eighth of a schedule's time.
+            values = [getattr(event, name) for name in _FIELDS[type(event)]]
+            event, deadline = type(event)(ticket, *values), event.deadline
         if deadline is not None:
             heapq.heappush(self._due, (max(deadline, self.now), ticket))
         return event
@@ -254,8 +263,9 @@ class World:
 
     def _write(self) -> None:
         records = self.hub.records()
-        self.check.written(records)
-        self.disk.replay(records)
+        if records:
+            self.check.written(records)
+            self.disk.replay(records)
         if self.restarts_left and self.random.random() < 0.03:  # the disk is tidied up
             self.disk.channels = {n: _revived(s) for n, s in self.hub.save().items()}
 
@@ -274,6 +284,8 @@ class World:
         self.later(0.5, lambda: self._close(channel))
 
     def _obey(self, commands: Sequence[Addressed]) -> None:
+        if not commands:
+            return
         for channel, command in commands:
             self.check.command(channel, command)
         for _, command in commands:
@@ -286,7 +298,6 @@ class World:
                 answer = self._answers.pop(command.request, None)
                 assert answer is not None, f"answered twice: {command}"
                 self._reply(answer, command)
-        self.check.bounds()
 
     def _reply(self, answer: Answer, command: Command | Replaced) -> None:
         if self.random.random() >= self.troubles.loss:
@@ -296,17 +307,20 @@ class World:
 
     def run(self) -> dict[str, int]:
         """Play until nothing is left to do, then check what is where."""
-        while self._heap or self._answers:
+        for _ in range(LIMIT_STEPS):
+            if not self._heap and not self._answers:
+                break
             self._advance()
+        else:
+            self._no_end()
         self.check.at_the_end()
         return dict(self.counts)
 
     def _advance(self) -> None:
-        wake = self.hub.wake_at if self.up else float("inf")
+        wake = self.hub.wake_at if self.up else math.inf
         heap = self._heap
-        if self.now > LIMIT_S or (not heap and wake == float("inf")):
-            states = [queue.statistics(self.now) for queue in self.hub]
-            raise AssertionError(f"no end in sight, {len(self._answers)} unanswered: {states}")
+        if self.now > LIMIT_S or (not heap and wake == math.inf):
+            self._no_end()
         if not heap or wake <= heap[0][0]:
             self.now = max(self.now, wake)
             self._conclude(self.hub.tick(self.now))
@@ -316,6 +330,10 @@ class World:
         while self._due and self._due[0][0] < self.now - 1e-9:
             deadline, ticket = heapq.heappop(self._due)
             assert ticket not in self._answers, f"a request waits beyond {deadline}"
+
+    def _no_end(self) -> NoReturn:
+        states = [queue.statistics(self.now) for queue in self.hub]
+        raise AssertionError(f"no end in sight, {len(self._answers)} unanswered: {states}")
 
 
 class Checks:
@@ -347,6 +365,7 @@ class Checks:
                     name = str(item.payload)
                     assert name not in known, f"{name} is in '{record.channel}' twice"
                     known[name] = order
+                self._check_bounds()
             elif isinstance(record, Finished):
                 done = self.finished[record.channel]
                 twice = done.intersection(record.orders)
@@ -401,8 +420,7 @@ class Checks:
         assert int(number) > last, f"{item.payload} came after number {last} of its key"
         self._last[producer, item.key] = int(number)
 
-    def bounds(self) -> None:
-        """At any moment."""
+    def _check_bounds(self) -> None:
         bound = self._bound
         for queue in self.world.hub:
             held = queue.held_bytes

@@ -8,7 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlinf.channel.cargo import LARGE, Bytes, Cargo
+from rlinf.channel.cargo import CLAIM, LARGE, Bytes, Cargo
+from rlinf.channel.claim import Claim, read_claim
 from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.messages import Item
 from rlinf.comm.codec import Parcel
@@ -139,6 +140,17 @@ def shelve(message: Crate, channel: str) -> list[Item]:
         items.append(Item(place, weight, None if keys is None else keys[index], nbytes))
         at += size
     return items
+
+
+def claims(items: Sequence[Item]) -> list[Claim]:
+    """The claims among items, at the server."""
+    found: list[Claim] = []
+    for item in items:
+        place: Place = item.payload  # type: ignore[assignment]
+        shelf, index, first, last, _ = place
+        if shelf.rows[(index + 1) * _ROW.size - 1] == CLAIM:
+            found.append(read_claim(shelf.block[first:last]))
+    return found
 
 
 def collect(items: Sequence[Item]) -> Crate:

@@ -7,11 +7,11 @@ from typing import Any
 
 from rlinf.channel.batching import Crate, cargos
 from rlinf.channel.bond import Bond
-from rlinf.channel.cargo import unpack
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumer import Consumer
 from rlinf.channel.dead import DeadLetter
-from rlinf.channel.errors import InvalidConfig
+from rlinf.channel.devices import Packer, open_cargo
+from rlinf.channel.errors import InvalidConfig, ItemsLost
 from rlinf.channel.inbox import Inbox
 from rlinf.channel.link import Link, ask
 from rlinf.channel.outbox import Outbox
@@ -48,8 +48,8 @@ class Channel(Producer, Consumer):
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._allow_pickle = link.endpoint.config.allow_pickle
         session = session_of(link.endpoint)
+        self._packer = Packer(link, session)
         self._outbox = Outbox(link, session)
         self._inbox = Inbox(link, session)
         link.bond.join(self._outbox, self._inbox)
@@ -181,8 +181,8 @@ class Channel(Producer, Consumer):
         for fact, cargo in zip(facts, cargos(Crate(*crate)), strict=True):
             item, problem = None, ""
             try:
-                item = unpack(cargo, allow_pickle=self._allow_pickle)
-            except CodecError as error:
+                item = open_cargo(self._link, cargo)
+            except (CodecError, ItemsLost) as error:
                 problem = str(error)
             weight, key, deliveries, order = fact
             letters.append(DeadLetter(item, weight, key, deliveries, order, problem))

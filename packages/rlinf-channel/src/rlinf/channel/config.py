@@ -1,6 +1,7 @@
 """Configuration of a channel: what a YAML file may say and what it means."""
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -28,6 +29,21 @@ def parse_bytes(size: int | str) -> int:
     if match is None or factor is None:
         raise InvalidConfig(f"cannot read the size {size!r}; write it like 512MB, 10GB or 8GiB")
     return round(float(match[1]) * factor)
+
+
+CACHE_RATIO = "RLINF_GPU_CACHE_RATIO"
+
+
+def gpu_cache_ratio() -> float:
+    """The share of its budget that a device cache uses, from the environment."""
+    text = os.environ.get(CACHE_RATIO, "0.8")
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 < ratio <= 1:
+        raise InvalidConfig(f"{CACHE_RATIO} must be above 0 and at most 1, not {text!r}")
+    return ratio
 
 
 SYNCS = ("process", "disk")
@@ -89,7 +105,15 @@ class ChannelConfig:
     """Only so many items are brought along as the consumer, at its recent pace, uses in this
     time. A slow consumer therefore holds nothing that another could work on."""
     offload_to_cpu: bool = True
-    """Items wait in host memory. False (kept on the accelerator) is not built yet."""
+    """Items wait in host memory. False: those with tensors on an accelerator stay there, in the
+    process which put them, as long as they fit, and end with that process."""
+    device_cache: int | str | None = None
+    """Device memory a producer may keep items in, of which `RLINF_GPU_CACHE_RATIO` (0.8 unless set)
+    is used; None: what is free at the first put. What is needed last goes to the host."""
+    host_cache: int | str | None = None
+    """Host memory for what has no room on the device; None: no bound of its own."""
+    cache_folder: str | None = None
+    """Where a producer keeps what has no room on the host either; None: it stays on the host."""
 
     def __post_init__(self) -> None:
         for name in ("buffer_size", "put_window_bytes"):
@@ -110,12 +134,10 @@ class ChannelConfig:
                 "put_window_items and prefetch_s are at least 0 and prefetch_items at least 1, not "
                 f"{self.put_window_items!r}, {self.prefetch_s!r}, {self.prefetch_items!r}"
             )
-        if self.offload_to_cpu is not True:
-            raise InvalidConfig(
-                "offload_to_cpu: false asks for items that stay on the accelerator, which is not "
-                "built yet: a channel holds every item in host memory. Leave the key out or set "
-                "it to true"
-            )
+        for name in ("device_cache", "host_cache"):
+            size = getattr(self, name)
+            if size is not None and parse_bytes(size) <= 0:
+                raise InvalidConfig(f"{name} must be above 0 bytes or None, not {size!r}")
 
     @property
     def buffer_bytes(self) -> int:
@@ -126,6 +148,16 @@ class ChannelConfig:
     def window_bytes(self) -> int:
         """`put_window_bytes` in bytes."""
         return parse_bytes(self.put_window_bytes)
+
+    @property
+    def host_cache_bytes(self) -> int | None:
+        """`host_cache` in bytes."""
+        return None if self.host_cache is None else parse_bytes(self.host_cache)
+
+    def device_cache_bytes(self, free_bytes: int) -> int:
+        """What a producer may use of the device, of which so much is free."""
+        budget = free_bytes if self.device_cache is None else parse_bytes(self.device_cache)
+        return int(budget * gpu_cache_ratio())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "ChannelConfig":

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlinf.channel.cargo import Cargo, unpack
-from rlinf.channel.errors import ChannelClosed, InvalidConfig, Timeout
+from rlinf.channel.cargo import Cargo
+from rlinf.channel.devices import open_cargo
+from rlinf.channel.errors import ChannelClosed, InvalidConfig, ItemsLost, Timeout
 from rlinf.channel.inbox import Inbox, Wish
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
@@ -28,7 +29,6 @@ class Consumer:
 
     _link: Link
     _inbox: Inbox
-    _allow_pickle: bool
 
     def get(self, timeout: TimeoutLike = DEFAULT, key: str | None = None) -> Any:
         """The next item (of this key); acknowledges what was handed out before.
@@ -37,12 +37,14 @@ class Consumer:
             Timeout: Nothing came in time; nothing was taken.
             ChannelClosed: Closed and drained: nothing will come.
             CodecError: The item cannot be decoded here: it is dropped and counted as rejected.
+            ItemsLost: Likewise, because it had stayed on the accelerator of a process that is gone;
+                or the server came back without what was in the channel.
             ServerLost: The server is gone.
         """
         cargo = self._inbox.get(timeout, key)
         try:
-            return unpack(cargo, allow_pickle=self._allow_pickle)
-        except CodecError:
+            return open_cargo(self._link, cargo)
+        except (CodecError, ItemsLost):
             self.reject()
             raise
 
@@ -75,7 +77,7 @@ class Consumer:
             try:
                 items.append(self._open(cargo))
                 good.append(tag)
-            except CodecError as error:
+            except (CodecError, ItemsLost) as error:
                 log.error("channel %s: an item is dropped: %s", self._link.channel, error)
                 lease = Lease(self._link, self._inbox, [(tag, cargo)])
                 lease.reject()
@@ -130,7 +132,7 @@ class Consumer:
             yield item
 
     def _open(self, cargo: Cargo) -> object:
-        return unpack(cargo, allow_pickle=self._allow_pickle)
+        return open_cargo(self._link, cargo)
 
 
 def _wish(max_items: int | None, target_weight: float | None) -> Wish:

@@ -33,6 +33,7 @@ from rlinf.channel.messages import (
     Event,
     Gone,
     Item,
+    Left,
     Outcome,
     Put,
     Recalled,
@@ -194,13 +195,14 @@ class Queue:
 
     def _on_take(self, take: Take, now: float) -> list[Command]:
         consumer = self._consumers.see(take.consumer, now)
-        self._finish(consumer, take.done, Outcome.DONE, now)
+        commands = self._finish(consumer, take.done, Outcome.DONE, now)
         if not take.wait:
-            return [self._give(take, self._pick(take) if self._ready(take) else 0, now)]
+            count = self._pick(take) if self._ready(take) else 0
+            return [*commands, self._give(take, count, now)]
         self._waiting[take.request] = take
         if take.deadline is not None:
             self.wake_at = min(self.wake_at, take.deadline)
-        return []
+        return commands
 
     def _on_settle(self, settle: Settle, now: float) -> list[Command]:
         consumer = self._consumers.see(settle.consumer, now)
@@ -381,6 +383,8 @@ class Queue:
                 finished = Finished(self.name, consumer.id, tags, orders, outcome)
                 self._journal.append(finished)
                 self._consumers.remember(consumer.id, tags)
+            if not self.config.offload_to_cpu:
+                return [Left(items)]
         return []
 
     def _release(self, consumer: Consumer, now: float, *, expired: bool) -> list[Command]:

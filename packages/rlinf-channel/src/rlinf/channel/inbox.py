@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rlinf.channel.batching import Crate, cargos
-from rlinf.channel.cargo import Cargo
-from rlinf.channel.errors import ChannelError, LeaseLost, ServerLost, Timeout
+from rlinf.channel.cargo import CLAIM, Cargo
+from rlinf.channel.errors import ChannelError, ItemsLost, LeaseLost, ServerLost, Timeout
 from rlinf.channel.link import GRACE_S, Link, Reply, ServerAway, Through
 from rlinf.channel.messages import Outcome
 from rlinf.channel.pace import Pace
@@ -436,9 +436,18 @@ class Inbox:
         except (ChannelError, CommError) as error:
             result.set_error(error)
             return
+        if cargo[0] == CLAIM:  # to redeem it may take a while, and this thread must not wait
+            self._session.soon(lambda: self._hand_over((tag, cargo), result, finish))
+        else:
+            self._hand_over((tag, cargo), result, finish)
+
+    def _hand_over(
+        self, tagged: Tagged, result: Handle[object], finish: Callable[[Cargo], object]
+    ) -> None:
+        tag, cargo = tagged
         try:
             value = finish(cargo)
-        except ValueError as error:
+        except (ValueError, ItemsLost) as error:
             self._link.call("settle", (tag, tag), Outcome.REJECTED.value)
             result.set_error(error)
             return

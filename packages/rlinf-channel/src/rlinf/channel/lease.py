@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rlinf.channel.batching import Loading
-from rlinf.channel.cargo import Cargo, pack, unpack
+from rlinf.channel.cargo import Cargo
+from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
 from rlinf.channel.inbox import Inbox, Tagged
 from rlinf.channel.link import GRACE_S, Link
@@ -44,8 +45,7 @@ class Lease:
         index = range(len(self))[index]
         cargo = self._cargos[index]
         if cargo is not None:
-            allow = self._link.endpoint.config.allow_pickle
-            self._values[index] = unpack(cargo, allow_pickle=allow)
+            self._values[index] = open_cargo(self._link, cargo)
             self._cargos[index] = None
         return self._values[index]
 
@@ -112,7 +112,7 @@ class Lease:
         message = Loading()
         for item, weight in outputs:
             to._check(weight)
-            message.add(pack(item, allow_pickle=to._allow_pickle), weight, None)
+            message.add(to._packer.pack(item), weight, None)
         tags = self._held_tags(indexes)
         limit = link.seconds(timeout)
         first = to._outbox.reserve(message.count)

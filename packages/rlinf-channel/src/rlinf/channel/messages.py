@@ -270,4 +270,11 @@ class Buried:
     item: Item
 
 
-Command = Accepted | Delivered | Settled | Refused | Recall | Released | Buried
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Items have left the channel: whoever keeps something for them need not any longer."""
+
+    items: Sequence[Item]
+
+
+Command = Accepted | Delivered | Settled | Refused | Recall | Released | Buried | Left

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rlinf.channel.batching import Loading
-from rlinf.channel.cargo import pack
-from rlinf.channel.errors import Full, InvalidWeight
+from rlinf.channel.devices import Packer
+from rlinf.channel.errors import ChannelError, Full, InvalidWeight
 from rlinf.channel.link import Link
 from rlinf.channel.outbox import BLOCK_BYTES, BLOCK_ITEMS, Outbox
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
@@ -26,7 +26,7 @@ class Producer:
 
     _link: Link
     _outbox: Outbox
-    _allow_pickle: bool
+    _packer: Packer
 
     def put(
         self,
@@ -50,8 +50,12 @@ class Producer:
             ServerLost: The server is gone.
         """
         self._check(weight)
-        cargo = pack(item, allow_pickle=self._allow_pickle)
-        self._outbox.add(cargo, weight, key, timeout)
+        cargo = self._packer.pack(item)
+        try:
+            self._outbox.add(cargo, weight, key, timeout)
+        except ChannelError:
+            self._packer.forget(cargo)
+            raise
 
     def put_async(self, item: object, weight: float = 1.0, key: str | None = None) -> Handle[None]:
         """Put one item; the handle is done when the server holds it. Never waits for room.
@@ -59,7 +63,7 @@ class Producer:
         Raises, by the handle: ChannelClosed, ServerLost.
         """
         self._check(weight)
-        cargo = pack(item, allow_pickle=self._allow_pickle)
+        cargo = self._packer.pack(item)
         return self._outbox.add_async(cargo, weight, key)
 
     def put_many(
@@ -82,7 +86,7 @@ class Producer:
         for index, item in enumerate(items):
             weight = 1.0 if weights is None else weights[index]
             self._check(weight)
-            cargo = pack(item, allow_pickle=self._allow_pickle)
+            cargo = self._packer.pack(item)
             message.add(cargo, weight, None if keys is None else keys[index])
             if message.nbytes >= BLOCK_BYTES or message.count >= BLOCK_ITEMS:
                 self._add_all(message, deadline, accepted)

@@ -4,10 +4,11 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from rlinf.channel.archive import Archive
-from rlinf.channel.batching import Crate, collect, shelve
+from rlinf.channel.batching import Crate, claims, collect, shelve
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.core import Queue
 from rlinf.channel.errors import ChannelError, ServerLost, SpoolFailed, SpoolFull
@@ -23,6 +24,7 @@ from rlinf.channel.messages import (
     Commit,
     Delivered,
     Event,
+    Left,
     Outcome,
     Put,
     Recall,
@@ -39,6 +41,7 @@ from rlinf.channel.session import CLIENT_SERVICE
 from rlinf.channel.statistics import ChannelStatistics
 from rlinf.channel.tags import Ranges, expand
 from rlinf.comm.endpoint import Endpoint
+from rlinf.comm.errors import CommError
 from rlinf.comm.handle import Handle
 from rlinf.comm.request import Request
 
@@ -341,6 +344,9 @@ class ChannelService:
             if isinstance(command, Buried):
                 self._bury(name, command)
                 continue
+            if isinstance(command, Left):
+                self._let_go(command)
+                continue
             if isinstance(command, Released):
                 log.info(
                     "channel %s: %d item(s) of %s are back in the queue: %s",
@@ -384,6 +390,16 @@ class ChannelService:
             words.append(f"leased: {', '.join(held)}")
         words.append(f"{state.waiting_consumers} consumer(s) wait")
         return ", ".join(words)
+
+    def _let_go(self, left: Left) -> None:
+        """Tell producers whose items stayed on their accelerators."""
+        found: dict[tuple[str, int, int], list[int]] = {}
+        for claim in claims(left.items):
+            found.setdefault(claim[:3], []).append(claim.number)
+        for (worker, epoch, client), numbers in found.items():
+            call = ("left", client, epoch, tuple(numbers))
+            with suppress(CommError):  # who is gone keeps nothing either
+                self._endpoint.call(CLIENT_SERVICE, call, to=worker, timeout=self._config.lease_s)
 
     def _bury(self, name: str, buried: Buried) -> None:
         item = buried.item

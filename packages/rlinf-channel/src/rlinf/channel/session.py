@@ -8,9 +8,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from rlinf.channel.cache import DeviceCache, Memory
 from rlinf.channel.errors import ChannelError
+from rlinf.channel.torch_memory import TorchMemory
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError, EndpointClosed
 from rlinf.comm.events import Closing, Event, Lost
@@ -59,10 +61,14 @@ class Session:
         self._holding = False
         self._thread: threading.Thread | None = None
         self._name = str(endpoint.id)
+        self._epoch = endpoint.epoch
         self._closed = False
         self._seekers: dict[int, Callable[[], bool]] = {}
         self._seeking: threading.Thread | None = None
         self._ended = threading.Event()
+        self.memory: Memory = TorchMemory()
+        self.caches: dict[int, DeviceCache] = {}
+        """Items that stay on a device, by the number of the channel object that put them."""
         endpoint.serve(CLIENT_SERVICE, self._serve)
         endpoint.add_sink(self._notice)
         atexit.register(_at_exit, weakref.ref(self))
@@ -83,11 +89,16 @@ class Session:
             return
         with self._lock:
             self._holding = True
+        self.start()
+        self._mail.put(_nothing)
+
+    def start(self) -> None:
+        """See that the thread runs."""
+        with self._lock:
             if self._thread is None:
                 name = f"rlinf-leases-{self._name}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
-        self._mail.put(_nothing)
 
     def seek(self, number: int, seeker: Callable[[], bool]) -> None:
         """Call `seeker`, which may wait a little, on a thread until it returns True."""
@@ -161,10 +172,27 @@ class Session:
                 self._holding |= any(held)
 
     def _serve(self, request: Request) -> None:
-        operation, number = request.payload
+        operation, number, *fields = request.payload
+        if operation in ("left", "redeem"):
+            self._claimed(request, operation, number, *fields)
+            return
         keeper = self._keepers.get(number)
         tags = keeper.recalled() if keeper is not None and operation == "recall" else []
         request.reply(tuple(tags))
+
+    def _claimed(
+        self, request: Request, operation: str, number: int, epoch: int, items: Any
+    ) -> None:
+        """Items of a cache have left their channel, or one is needed elsewhere."""
+        cache = self.caches.get(number) if epoch == self._epoch else None
+        if operation == "left":
+            request.reply(None)
+            if cache is not None:
+                cache.done(items)
+        elif cache is None:
+            request.fail(KeyError(f"{self._name} has no such item"))
+        else:
+            self.soon(lambda: _redeem(request, cache, items))
 
     def _notice(self, event: Event) -> None:
         if isinstance(event, Closing):
@@ -173,6 +201,15 @@ class Session:
             for keeper in self._living():
                 if keeper.server == str(event.peer):
                     keeper.server_lost(event)
+
+
+def _redeem(request: Request, cache: DeviceCache, item: int) -> None:
+    try:
+        value = cache.take(item)
+    except KeyError as error:
+        request.fail(error)
+    else:
+        request.reply(value)
 
 
 def _nothing() -> None:

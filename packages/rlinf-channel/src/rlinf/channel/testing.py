@@ -9,6 +9,7 @@ nothing fails, for comparison step by step. `Rig` puts real workers around a rea
 
 from collections import deque
 
+from rlinf.channel.fake_memory import FakeMemory, FakeTensor
 from rlinf.channel.rig import Program, Rig, host, host_with_little_disk
 from rlinf.channel.simulation.actors import populate
 from rlinf.channel.simulation.locks import LockSimulation
@@ -16,6 +17,8 @@ from rlinf.channel.simulation.world import World
 
 __all__ = [
     "DequeModel",
+    "FakeMemory",
+    "FakeTensor",
     "Program",
     "Rig",
     "Violation",

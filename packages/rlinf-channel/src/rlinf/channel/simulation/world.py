@@ -28,6 +28,7 @@ from rlinf.channel.messages import (
     Delivered,
     Event,
     Item,
+    Left,
     Outcome,
     Put,
     Recall,
@@ -294,7 +295,7 @@ class World:
                 recall = self.recalls.get(command.consumer)
                 if recall is not None:
                     self.later(self.random.random() * 0.1, recall)
-            elif not isinstance(command, Released | Buried):
+            elif not isinstance(command, Released | Buried | Left):
                 answer = self._answers.pop(command.request, None)
                 assert answer is not None, f"answered twice: {command}"
                 self._reply(answer, command)

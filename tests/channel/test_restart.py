@@ -52,7 +52,7 @@ class Servers:
     def start(self) -> None:
         process = self._rig.process("channel/5", host, CONFIG, self._spool)
         self.process = self._stack.enter_context(process)
-        assert self._test.recv() == "serving"
+        assert self._test.recv(timeout=90.0) == "serving"
 
     def kill(self) -> None:
         self.process.kill()

@@ -8,10 +8,11 @@ from typing import Any
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelClosed, InvalidConfig, ItemsLost, Timeout
-from rlinf.channel.inbox import Inbox, Wish
+from rlinf.channel.inbox import Inbox
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
 from rlinf.channel.messages import Outcome
+from rlinf.channel.wish import Wish
 from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 

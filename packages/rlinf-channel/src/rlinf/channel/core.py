@@ -19,8 +19,8 @@ from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumers import Consumer, Consumers
 from rlinf.channel.dead import DeadLetters
 from rlinf.channel.intake import Intake
-from rlinf.channel.journal import ChannelState, Finished, Record
 from rlinf.channel.journal import Closed as ClosedRecord
+from rlinf.channel.journal import Finished, Record
 from rlinf.channel.lane import Lanes
 from rlinf.channel.messages import (
     Attach,
@@ -143,29 +143,6 @@ class Queue:
         """The next number of a producer."""
         return self._intake.expects(producer)
 
-    def save(self) -> ChannelState:
-        """What a restarted server must know."""
-        state = ChannelState(self.name, self.birth, self.config, self.closed)
-        state.orders = self._intake.admitted
-        state.acknowledged, state.rejected = self._acknowledged, self._rejected
-        self._intake.save(state)
-        leased = [i for c in self._consumers.known.values() for i in c.leased.values()]
-        queued = sorted([*self._lanes.all, *leased], key=lambda item: item.order)
-        state.items = {item.order: item for item in queued}
-        state.dead = {item.order: item for item in self.dead}
-        state.settled = {c: list(tags) for c, tags in self._consumers.settled.items()}
-        return state
-
-    def load(self, state: ChannelState) -> None:
-        """Go on from what another server knew, as a queue that was just made."""
-        self._intake.load(state)
-        self._acknowledged, self._rejected = state.acknowledged, state.rejected
-        self._lanes.append_all(tuple(state.items.values()))
-        self._portions.returned = sum(item.returns > 0 for item in state.items.values())
-        self._consumers.settled = state.settled
-        for item in state.dead.values():
-            self.dead.bury(item)
-
     def statistics(self, now: float) -> ChannelStatistics:
         """A frozen picture."""
         return ChannelStatistics(
@@ -238,7 +215,7 @@ class Queue:
     def _on_gone(self, gone: Gone, now: float) -> list[Command]:
         commands: list[Command] = []
         for consumer in self._consumers.of(gone.worker, gone.epoch):
-            commands += self._release(consumer, now, expired=False)
+            commands += self._take_from(consumer, tuple(consumer.leased), now, expired=False)
             del self._consumers.known[consumer.id]
             self._consumers.settled.pop(consumer.id, None)
         self._intake.forget(gone.worker, gone.epoch)
@@ -269,7 +246,7 @@ class Queue:
             commands.append(Refused(take.request, Refusal.TIMEOUT))
         commands += self._intake.expire(now)
         for consumer in self._consumers.expired(now):
-            commands += self._release(consumer, now, expired=True)
+            commands += self._take_from(consumer, tuple(consumer.leased), now, expired=True)
         self.wake_at = self._deadline()
         return commands
 
@@ -386,9 +363,6 @@ class Queue:
             if not self.config.offload_to_cpu:
                 return [Left(items)]
         return []
-
-    def _release(self, consumer: Consumer, now: float, *, expired: bool) -> list[Command]:
-        return self._take_from(consumer, tuple(consumer.leased), now, expired=expired)
 
     def _take_from(
         self, consumer: Consumer, tags: tuple[int, ...], now: float, *, expired: bool

@@ -23,6 +23,7 @@ from rlinf.channel.messages import (
     Settle,
     Tick,
 )
+from rlinf.channel.revival import load, save
 
 Addressed = tuple[str, Command]
 """A command and the channel it comes from."""
@@ -94,13 +95,13 @@ class Hub:
 
     def save(self) -> dict[str, ChannelState]:
         """What the records so far add up to."""
-        return {queue.name: queue.save() for queue in self._queues.values()}
+        return {queue.name: save(queue) for queue in self._queues.values()}
 
     def load(self, channels: Mapping[str, ChannelState]) -> None:
         """Go on from what another server knew, as a hub that was just made."""
         for state in channels.values():
             queue = self._queues[state.name] = self._make(state.name, state.config, state.birth)
-            queue.load(state)
+            load(queue, state)
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(self._queues.values())

@@ -10,45 +10,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from rlinf.channel.batching import Crate, cargos
-from rlinf.channel.cargo import CLAIM, Cargo
-from rlinf.channel.errors import ChannelError, ItemsLost, LeaseLost, ServerLost, Timeout
-from rlinf.channel.link import GRACE_S, Link, Reply, ServerAway, Through
+from rlinf.channel.cargo import Cargo
+from rlinf.channel.errors import ChannelError, LeaseLost, ServerLost, Timeout
+from rlinf.channel.link import GRACE_S, Link, Reply, ServerAway
 from rlinf.channel.messages import Outcome
 from rlinf.channel.pace import Pace
+from rlinf.channel.promise import Promise
 from rlinf.channel.session import Session
 from rlinf.channel.tags import ranges
+from rlinf.channel.wish import Ask, Tagged, Wish
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.comm.events import Lost
 from rlinf.comm.handle import Handle, TimeoutLike
-
-Tagged = tuple[int, Cargo]
-
-
-class Wish(NamedTuple):
-    """What a take asks for; the fields of the wire."""
-
-    max_items: int | None = 1
-    target_weight: float | None = None
-    full: bool = False
-    key: str | None = None
-    wait: bool = True
-
-
-class _Ask:
-    """One take on its way."""
-
-    __slots__ = ("abandoned", "absorbed", "number", "reply", "sent_at")
-
-    def __init__(self, number: int, reply: Handle[Reply]) -> None:
-        self.number = number
-        self.reply = reply
-        self.sent_at = time.monotonic()
-        self.abandoned = False
-        self.absorbed = False
 
 
 class Inbox:
@@ -57,8 +33,8 @@ class Inbox:
     def __init__(self, link: Link, session: Session) -> None:
         self.lease_s = link.config.lease_s
         self.server = link.server
-        self._link = link
-        self._session = session
+        self.link = self._link = link
+        self.session = self._session = session
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._local: deque[Tagged] = deque()
@@ -67,7 +43,7 @@ class Inbox:
         self._leases: set[int] = set()
         self._done: list[int] = []
         """Acknowledged by the user; the server hears of it with the next request."""
-        self._ahead: _Ask | None = None
+        self._ahead: Ask | None = None
         """The request for items to bring along, while it is on its way."""
         self._waiting = 0
         self._pace = Pace(link.config)
@@ -128,15 +104,10 @@ class Inbox:
             self._next_turn()
             cargo = self._begin() if self._local else None
         what = f"get from channel {self._link.channel}"
-        if cargo is not None:
-            result: Handle[object] = Handle(what)
-            result.set_result(finish(cargo))
-            return result
-        ask = self._send(Wish(), timeout_s)
-        through = Through(ask.reply)
-        result = Handle(what, progress=through)
-        result.add_done_callback(lambda _: through.completed())
-        self._promise(ask, result, finish, (through, timeout_s))
+        if cargo is None:
+            return Promise(self, finish, timeout_s, what).result
+        result: Handle[object] = Handle(what)
+        result.set_result(finish(cargo))
         return result
 
     # Settling
@@ -279,7 +250,8 @@ class Inbox:
 
     # Requests
 
-    def _send(self, wish: Wish, timeout_s: float | None) -> _Ask:
+    def send(self, wish: Wish, timeout_s: float | None) -> Ask:
+        """A take on its way."""
         number = next(self._numbers)
         with self._lock:
             done = self._take_done()
@@ -288,26 +260,27 @@ class Inbox:
         self._session.hold()
         ask = number, ranges(sorted(done))
         reply = self._link.call("take", ask, (*wish, holds), timeout_s)
-        sent = _Ask(number, reply)
+        sent = Ask(number, reply)
         reply.add_done_callback(lambda _: self._arrived(sent, wish))
         return sent
 
-    def _arrived(self, ask: _Ask, wish: Wish) -> None:
+    def _arrived(self, ask: Ask, wish: Wish) -> None:
         with self._lock:
             self._waiting -= wish.wait
             late = ask.abandoned
         if late:
             self._return(ask)
 
-    def _return(self, ask: _Ask) -> None:
+    def _return(self, ask: Ask) -> None:
         """Nobody wants what has come any more."""
         if ask.reply.exception() is None:
             try:
-                self.give_back([tag for tag, _ in self._read(ask, "get")])
+                self.give_back([tag for tag, _ in self.read(ask, "get")])
             except ChannelError:
                 return  # it was a refusal: there is nothing to give back
 
-    def _read(self, ask: _Ask, operation: str) -> list[Tagged]:
+    def read(self, ask: Ask, operation: str) -> list[Tagged]:
+        """What a take has brought; raises what the server said instead."""
         first, crate, held = self._link.read(ask.reply, operation)
         assert isinstance(first, int) and isinstance(crate, tuple) and isinstance(held, int)
         self._link.bond.held = held
@@ -327,21 +300,18 @@ class Inbox:
         if not self._link.bond.up:
             self._link.bond.wait(deadline, operation)
         limit = self._link.remaining(deadline)
-        ask = self._send(wish, limit)
+        ask = self.send(wish, limit)
         try:
             ask.reply.wait(None if limit is None else limit + GRACE_S)
         except BaseException as error:
-            if self._withdraw(ask):
+            if self.withdraw(ask):
                 if not isinstance(error, CommTimeout):
                     raise
                 state = f"{self._link.server} is silent"
                 raise Timeout(self._link.channel, operation, limit or 0.0, state) from error
-        return self._read(ask, operation)
+        return self.read(ask, operation)
 
-    def _let_go(self, ask: _Ask) -> None:
-        self._withdraw(ask)
-
-    def _withdraw(self, ask: _Ask) -> bool:
+    def withdraw(self, ask: Ask) -> bool:
         """Nobody waits any more: an item that comes later goes back. False: it has come."""
         with self._lock:
             if ask.reply.done():
@@ -379,12 +349,12 @@ class Inbox:
                     return self._begin()
 
     def _bring_along(self) -> None:
-        ask = self._send(Wish(self._pace.credit, wait=False), None)
+        ask = self.send(Wish(self._pace.credit, wait=False), None)
         with self._lock:
             self._ahead = ask
         ask.reply.add_done_callback(lambda _: self._absorb(ask))
 
-    def _absorb(self, ask: _Ask) -> None:
+    def _absorb(self, ask: Ask) -> None:
         """Take in what was brought along: by the callback or the waiting get, whoever is first."""
         with self._lock:
             if self._ahead is ask:
@@ -393,70 +363,20 @@ class Inbox:
                 return
             ask.absorbed = True
             try:
-                self._take_in(self._read(ask, "get"))
+                self._take_in(self.read(ask, "get"))
             except (ChannelError, CommError):
                 return  # the next request will say so itself
 
-    def _promise(
-        self,
-        ask: _Ask,
-        result: Handle[object],
-        finish: Callable[[Cargo], object],
-        how: tuple[Through, float | None],
-    ) -> None:
-        """Have the item that a take brings complete a handle, over restarts of the server."""
-        through, timeout_s = how
-        through.follow(ask.reply)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-
-        def again() -> None:
-            if self._link.bond.up and not result.done():
-                left = self._link.remaining(deadline)
-                self._promise(self._send(Wish(), left), result, finish, (through, left))
-            else:
-                result.set_error(self._link.bond.error("get"))
-
-        ask.reply.add_done_callback(lambda _: self._finish(ask, result, finish, again))
-        result.add_done_callback(lambda _: self._let_go(ask))
-
-    def _finish(
-        self,
-        ask: _Ask,
-        result: Handle[object],
-        finish: Callable[[Cargo], object],
-        again: Callable[[], None],
-    ) -> None:
-        if ask.abandoned:
-            return
-        try:
-            ((tag, cargo),) = self._read(ask, "get")
-        except ServerAway:
-            self._link.bond.then(again)
-            return
-        except (ChannelError, CommError) as error:
-            result.set_error(error)
-            return
-        if cargo[0] == CLAIM:  # to redeem it may take a while, and this thread must not wait
-            self._session.soon(lambda: self._hand_over((tag, cargo), result, finish))
-        else:
-            self._hand_over((tag, cargo), result, finish)
-
-    def _hand_over(
-        self, tagged: Tagged, result: Handle[object], finish: Callable[[Cargo], object]
-    ) -> None:
-        tag, cargo = tagged
-        try:
-            value = finish(cargo)
-        except (ValueError, ItemsLost) as error:
-            self._link.call("settle", (tag, tag), Outcome.REJECTED.value)
-            result.set_error(error)
-            return
+    def begin(self, tag: int) -> None:
+        """An item that came by a handle is in the user's hands."""
         with self._lock:
             self._begun.append(tag)
-        if not result.set_result(value):
-            with self._lock:
-                self._begun.remove(tag)
-            self.give_back([tag])
+
+    def not_begun(self, tag: int) -> None:
+        """It is not after all: back to the queue."""
+        with self._lock:
+            self._begun.remove(tag)
+        self.give_back([tag])
 
     def _renewed(self, answer: Handle[Reply], sent_at: float) -> None:
         try:

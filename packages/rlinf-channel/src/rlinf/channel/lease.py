@@ -9,10 +9,11 @@ from rlinf.channel.batching import Loading
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
-from rlinf.channel.inbox import Inbox, Tagged
+from rlinf.channel.inbox import Inbox
 from rlinf.channel.link import GRACE_S, Link
 from rlinf.channel.messages import Outcome
 from rlinf.channel.tags import ranges
+from rlinf.channel.wish import Tagged
 from rlinf.comm.errors import CommError
 from rlinf.comm.handle import DEFAULT, TimeoutLike
 

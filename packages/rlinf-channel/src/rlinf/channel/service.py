@@ -37,6 +37,7 @@ from rlinf.channel.messages import (
     Settle,
     Take,
 )
+from rlinf.channel.notices import in_words, log_buried, log_released
 from rlinf.channel.session import CLIENT_SERVICE
 from rlinf.channel.statistics import ChannelStatistics
 from rlinf.channel.tags import Ranges, expand
@@ -291,9 +292,8 @@ class ChannelService:
     def _renew(self, caller: _Caller, held: Ranges, done: Ranges) -> list[Addressed]:
         self._hub.get(caller.channel)
         commands = self._step(caller, Settle(None, caller.client, expand(done))) if done else []
-        return commands + self._step(
-            caller, Renew(self._ticket(caller), caller.client, expand(held))
-        )
+        renew = Renew(self._ticket(caller), caller.client, expand(held))
+        return commands + self._step(caller, renew)
 
     def _cancel(self, caller: _Caller, ask: int) -> list[Addressed]:
         caller.replies.append((OK,))
@@ -312,14 +312,9 @@ class ChannelService:
         self._hub.get(caller.channel)
         self._hub.get(name)
         producer = ClientId(caller.client.worker, caller.client.epoch, number)
-        put = Put(
-            self._ticket(caller),
-            producer,
-            first,
-            shelve(Crate(*wire), name),  # type: ignore[arg-type]
-            _deadline(caller, timeout_s),
-            atomic=True,
-        )
+        items = shelve(Crate(*wire), name)  # type: ignore[arg-type]
+        deadline = _deadline(caller, timeout_s)
+        put = Put(self._ticket(caller), producer, first, items, deadline, atomic=True)
         commit = Commit(caller.channel, name, caller.client, expand(tags), self._reserve(put))
         return self._hub.commit(commit, caller.now)
 
@@ -342,19 +337,13 @@ class ChannelService:
                 self._recall(name, command.consumer)
                 continue
             if isinstance(command, Buried):
-                self._bury(name, command)
+                log_buried(name, command)
                 continue
             if isinstance(command, Left):
                 self._let_go(command)
                 continue
             if isinstance(command, Released):
-                log.info(
-                    "channel %s: %d item(s) of %s are back in the queue: %s",
-                    name,
-                    len(command.tags),
-                    command.consumer,
-                    "its lease ran out" if command.expired else "it is gone",
-                )
+                log_released(name, command)
                 continue
             entry = self._open.pop(command.request, None)
             if entry is None:
@@ -370,26 +359,13 @@ class ChannelService:
             return (OK, command.room_items, command.room_bytes, command.held)
         if isinstance(command, Refused):
             counts = (command.accepted, command.lost, waited_s)
-            no_space = command.reason is Refusal.NO_SPACE
-            state = self._full if no_space else self._state(name)
+            if command.reason is Refusal.NO_SPACE:
+                return (REFUSED, command.reason.value, counts, self._full)
+            with self._lock:
+                queue = self._hub.get(name)
+                state = in_words(queue.statistics(time.monotonic()), queue.config)
             return (REFUSED, command.reason.value, counts, state)
         return (OK, command.lost)  # type: ignore[attr-defined]
-
-    def _state(self, name: str) -> str:
-        """The channel in words, for whoever is told no."""
-        with self._lock:
-            queue = self._hub.get(name)
-            state = queue.statistics(time.monotonic())
-        bound = queue.config.max_items
-        words = [
-            f"{state.depth}{f' of {bound}' if bound else ''} item(s) queued",
-            f"{state.held_bytes} of {queue.config.buffer_bytes} bytes held",
-        ]
-        held = [f"{c.leased_items} by {c.id}" for c in state.consumers if c.leased_items]
-        if held:
-            words.append(f"leased: {', '.join(held)}")
-        words.append(f"{state.waiting_consumers} consumer(s) wait")
-        return ", ".join(words)
 
     def _let_go(self, left: Left) -> None:
         """Tell producers whose items stayed on their accelerators."""
@@ -400,20 +376,6 @@ class ChannelService:
             call = ("left", client, epoch, tuple(numbers))
             with suppress(CommError):  # who is gone keeps nothing either
                 self._endpoint.call(CLIENT_SERVICE, call, to=worker, timeout=self._config.lease_s)
-
-    def _bury(self, name: str, buried: Buried) -> None:
-        item = buried.item
-        key = f", key {item.key!r}" if item.key is not None else ""
-        log.error(
-            "channel %s: item %d (weight %g%s) was given out %d times and never acknowledged, last "
-            "by %s: it is kept aside, see Channel.dead_letters",
-            name,
-            item.order,
-            item.weight,
-            key,
-            item.returns,
-            buried.consumer,
-        )
 
     def _recall(self, name: str, consumer: ClientId) -> None:
         call = ("recall", consumer.number)

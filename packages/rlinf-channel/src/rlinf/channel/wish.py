@@ -1,0 +1,34 @@
+"""What a consumer asks for, and the request while it is on its way."""
+
+import time
+from typing import NamedTuple
+
+from rlinf.channel.cargo import Cargo
+from rlinf.channel.link import Reply
+from rlinf.comm.handle import Handle
+
+Tagged = tuple[int, Cargo]
+"""An item under a lease, by its tag."""
+
+
+class Wish(NamedTuple):
+    """What a take asks for; the fields of the wire."""
+
+    max_items: int | None = 1
+    target_weight: float | None = None
+    full: bool = False
+    key: str | None = None
+    wait: bool = True
+
+
+class Ask:
+    """One take on its way."""
+
+    __slots__ = ("abandoned", "absorbed", "number", "reply", "sent_at")
+
+    def __init__(self, number: int, reply: Handle[Reply]) -> None:
+        self.number = number
+        self.reply = reply
+        self.sent_at = time.monotonic()
+        self.abandoned = False
+        self.absorbed = False

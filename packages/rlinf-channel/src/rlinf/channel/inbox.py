@@ -328,7 +328,8 @@ class Inbox:
                 self._pace.asks()
             if ahead is None:
                 wish = Wish(self._pace.credit if key is None else 1, key=key)
-                items = self._wait_for(wish, deadline, "get")
+                what = "get" if key is None else f"get of key {key!r}"
+                items = self._wait_for(wish, deadline, what)
             else:
                 try:
                     ahead.reply.wait(self._link.remaining(deadline))

@@ -14,7 +14,6 @@ from rlinf.channel.messages import (
     ClientId,
     Commit,
     Delivered,
-    Event,
     Item,
     Outcome,
     Put,
@@ -27,13 +26,11 @@ from rlinf.channel.messages import (
     Settled,
     Take,
 )
-from rlinf.channel.simulation.world import MAX_NBYTES, Replaced, World
+from rlinf.channel.simulation.checks import MAX_NBYTES
+from rlinf.channel.simulation.clients import AGAIN_S, NOBODY, Client, Holder, Request
+from rlinf.channel.simulation.world import World
 
 POISON = "producer/0:0"
-AGAIN_S = 1.0
-"""A request without an answer is sent again after this."""
-NOBODY = ClientId("", 0, 0)
-
 Act = Callable[[], None]
 
 
@@ -50,58 +47,6 @@ def populate(world: World) -> None:
         Consumer(world, "in", number, commits=commits)
     if any(commit):
         Consumer(world, "out", 9, commits=False)
-
-
-class Client:
-    """What producers and consumers share: a request until it is answered, and restarts."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.id = NOBODY
-        self.to = world.incarnation
-        self.ready = True
-        """Not between the loss of a server and the answer of the next one to `Resume`."""
-        world.clients.append(self.notice)
-
-    def notice(self) -> None:
-        """The server was lost: turn to the one there is now."""
-        if self.to != self.world.incarnation and self.id != NOBODY:
-            self.to, self.ready = self.world.incarnation, False
-            self.lost()
-            self._resume()
-
-    def answered_by_another(self, answer: object) -> bool:
-        """Whether the answer only says that there is another server; then turn to it."""
-        if isinstance(answer, Replaced):
-            self.notice()
-        return isinstance(answer, Replaced)
-
-    def resumption(self) -> tuple[str, Resume]:
-        """The channel this client puts to, and which of its numbers are outstanding."""
-        raise NotImplementedError
-
-    def lost(self) -> None:
-        """Forget what ended with the server."""
-
-    def back(self) -> None:
-        """Go on with the server there is now."""
-
-    def _resume(self) -> None:
-        to, me = self.to, self.id
-        if self.ready or self.to != to:
-            return
-        channel, resume = self.resumption()
-
-        def answer(command: object) -> None:
-            if self.answered_by_another(command) or self.ready or (self.to, self.id) != (to, me):
-                return
-            self.ready = True
-            self.back()
-
-        self.world.send(resume, channel, answer, self.to)
-        self.world.later(
-            AGAIN_S, lambda: self._resume() if (self.to, self.id) == (to, me) else None
-        )
 
 
 class Producer(Client):
@@ -194,7 +139,7 @@ class _Message:
         self.producer.settled(self)
 
 
-class Consumer(Client):
+class Consumer(Holder):
     """Takes in every way there is; then works, returns, commits, pauses too long, or dies."""
 
     def __init__(self, world: World, channel: str, number: int, *, commits: bool) -> None:
@@ -218,7 +163,7 @@ class Consumer(Client):
         self.sequence = 0
         self.silent = False
         self.ask: int | None = None
-        self.request: _Request | None = None
+        self.request: Request | None = None
         self.world.recalls[self.id] = self._recalled
         self._later(self.world.random.random() * 0.5, self._take)
         self._renewing = False
@@ -407,7 +352,7 @@ class Consumer(Client):
                 self.world.check.told_done(self.channel, orders)
             self._work()
 
-        self.request = _Request(self, Settle(None, self.id, tags, outcome), answered)
+        self.request = Request(self, Settle(None, self.id, tags, outcome), answered)
 
     def _commit(self, tags: tuple[int, ...]) -> None:
         rng = self.world.random
@@ -433,51 +378,9 @@ class Consumer(Client):
         put = Put(0, self.id, first, outputs, deadline, atomic=True)
         commit = Commit(self.channel, "out", self.id, tags, put)
         numbers = first, self.sequence - 1
-        self.request = _Request(self, commit, answered, numbers)
+        self.request = Request(self, commit, answered, numbers)
         fate = rng.random()
         if fate < 0.15 and self.deaths_left:
             self.deaths_left -= 1
             self._later(rng.random(), self._die)
         self.silent = fate > 0.85  # if it has to wait for room, the lease may run out meanwhile
-
-
-class _Request:
-    """A settlement or a commit, sent until it is answered."""
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        event: Event | Commit,
-        answered: Callable[[object], None],
-        numbers: tuple[int, int] | None = None,
-    ) -> None:
-        self.consumer = consumer
-        self.me = consumer.id
-        self.event = event
-        self.answered = answered
-        self.numbers = numbers
-        consumer.request = self
-        self._send()
-
-    def _current(self) -> bool:
-        return self.consumer.request is self and self.consumer.id == self.me
-
-    def _send(self) -> None:
-        if not self._current():
-            return
-        consumer = self.consumer
-        if consumer.ready:
-            event = self.event
-            if isinstance(event, Commit):  # the items of each copy are its own
-                put = event.put
-                items = [Item(i.payload, i.weight, i.key, i.nbytes) for i in put.items]
-                put = Put(0, put.producer, put.first, items, put.deadline, atomic=True)
-                event = Commit(event.source, event.target, event.consumer, event.tags, put)
-            consumer.world.send(event, consumer.channel, self._answer, consumer.to)
-        consumer.world.later(AGAIN_S, self._send)
-
-    def _answer(self, command: object) -> None:
-        if self.consumer.answered_by_another(command) or not self._current():
-            return
-        self.consumer.request = None
-        self.answered(command)

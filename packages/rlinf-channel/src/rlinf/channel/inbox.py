@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from rlinf.channel.batching import Crate, cargos
 from rlinf.channel.cargo import Cargo
@@ -357,6 +358,12 @@ class Inbox:
 
     def _absorb(self, ask: Ask) -> None:
         """Take in what was brought along: by the callback or the waiting get, whoever is first."""
+        if not self._link.answered(ask.reply):
+            with self._lock:
+                self._ahead = None if self._ahead is ask else self._ahead
+            with suppress(ChannelError, CommError):  # tells the bond, which may ask for our lock
+                self.read(ask, "get")
+            return
         with self._lock:
             if self._ahead is ask:
                 self._ahead = None

@@ -119,6 +119,12 @@ class Link:
             raise error
         raise ServerAway(*error.values)  # type: ignore[arg-type]
 
+    def answered(self, handle: Handle[Reply]) -> bool:
+        """Whether a reply that has come is of the server it was sent to, and so `read` will not
+        tell the bond anything.
+        """
+        return handle.exception() is None and handle.result(0.0)[0] != REPLACED
+
     def seconds(self, timeout: TimeoutLike) -> float | None:
         """What a timeout means here."""
         if isinstance(timeout, Default):

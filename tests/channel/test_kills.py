@@ -31,7 +31,6 @@ COUNT = 6
 START_S = 90.0
 """For a process to begin, on a machine that is busy."""
 KILL, STOP, RAISE = "SIGKILL", "SIGSTOP", "exception"
-BLOWS = {KILL: "SIGKILL", STOP: "SIGSTOP", RAISE: "SIGUSR1"}
 CONFIG = ChannelConfig(lease_s=1.0, put_window_items=0, prefetch_items=1)
 
 STEPS = range(1, 9)
@@ -51,36 +50,44 @@ class Blow:
 
     def __init__(self, endpoint: Endpoint, peer: str, kind: str, step: int) -> None:
         self._peer, self._kind, self._left = peer, kind, step
-        signal.signal(signal.SIGUSR1, self._fail)
+        self.struck = threading.Event()
         endpoint.add_sink(self)
 
-    def _fail(self, *_: object) -> None:
-        raise RuntimeError("struck")  # in the main thread, wherever it is
+    def look(self) -> None:
+        """Raise if it has struck: an exception of the program, between two of its calls."""
+        if self.struck.is_set():
+            raise RuntimeError("struck")
 
     def __call__(self, event: Event) -> None:
         if not isinstance(event, Sent | Received) or str(event.peer) != self._peer:
             return
         self._left -= 1
         if self._left == 0:
-            os.kill(os.getpid(), getattr(signal, BLOWS[self._kind]))
+            self.struck.set()
+            if self._kind != RAISE:
+                os.kill(os.getpid(), getattr(signal, self._kind))
 
 
 def produce(endpoint: Endpoint, kind: str, step: int) -> None:
     channel = Channel.connect("in", endpoint)
     endpoint.send("ready", "test/0")
-    Blow(endpoint, "channel/0", kind, step)
+    blow = Blow(endpoint, "channel/0", kind, step)
     for number in range(COUNT):
         channel.put(number)
+        blow.look()
 
 
 def consume(endpoint: Endpoint, kind: str, step: int) -> None:
     source, target = Channel.connect("in", endpoint), Channel.connect("out", endpoint)
+    blow = None
     if kind:
         endpoint.send("ready", "test/0")
-        Blow(endpoint, "channel/0", kind, step)
+        blow = Blow(endpoint, "channel/0", kind, step)
     while True:
         try:
             with source.lease_batch(max_items=2) as lease:
+                if blow is not None:
+                    blow.look()  # within the lease: its items go back
                 lease.commit([(item, 1.0) for item in lease], target)
         except LeaseLost:
             continue  # the outputs are dropped
@@ -91,7 +98,10 @@ def consume(endpoint: Endpoint, kind: str, step: int) -> None:
 def serve(endpoint: Endpoint, spool: SpoolConfig, kind: str, step: int) -> None:
     with ChannelServer(endpoint, spool=spool):
         endpoint.send("serving", "test/0")
-        Blow(endpoint, "worker/0", kind, step)
+        blow = Blow(endpoint, "worker/0", kind, step)
+        if kind == RAISE:
+            blow.struck.wait(START_S)
+            blow.look()
         endpoint.recv("test/0", timeout=None)
 
 

@@ -386,10 +386,8 @@ class ChannelService:
         def come(done: Handle[tuple[int, ...]]) -> None:
             tags = () if done.exception() is not None else done.result(0.0)
             now = time.monotonic()
-            with self._lock:
-                commands = self._hub.step(name, Recalled(consumer, tags), now)
-                self._keep()
-            self._carry_out(commands, now)
+            recalled = Recalled(consumer, tags)
+            self._carry_out(self._unasked(lambda: self._hub.step(name, recalled, now)), now)
 
         reply.add_done_callback(come)
 

@@ -31,7 +31,7 @@ COUNT = 6
 START_S = 90.0
 """For a process to begin, on a machine that is busy."""
 KILL, STOP, RAISE = "SIGKILL", "SIGSTOP", "exception"
-CONFIG = ChannelConfig(lease_s=1.0, put_window_items=0, prefetch_items=1)
+CONFIG = ChannelConfig(lease_s=1.0, put_window_items=0, prefetch_items=1, reconnect_s=START_S)
 
 STEPS = range(1, 9)
 FEW = {("shm", KILL, 3), ("shm", STOP, 4), ("shm", RAISE, 5)}
@@ -169,7 +169,7 @@ def test_a_consumer_struck_at_each_step_loses_and_repeats_nothing(
             await_blow(victim, blow)
             helper = threading.Thread(target=consume, args=(test, "", 0))
             helper.start()
-            helper.join(30.0)
+            helper.join(START_S)
             assert not helper.is_alive()
             assert source.statistics().acknowledged_items == 4 * COUNT
             if blow == STOP:
@@ -186,7 +186,7 @@ def test_a_server_struck_at_each_step_goes_on_where_it_was(
     spool = SpoolConfig(str(tmp_path / "spool"))
 
     def work(ends: list[object]) -> None:
-        with rig.endpoint("worker/0") as mine:
+        with rig.endpoint("worker/0", connection_timeout_s=START_S) as mine:
             try:
                 ends.append(pipeline(mine))
             except ServerLost as error:
@@ -201,13 +201,13 @@ def test_a_server_struck_at_each_step_goes_on_where_it_was(
         if blow == STOP:
             assert worker.is_alive(), "it waits"
             os.kill(victim.pid, signal.SIGCONT)
-            worker.join(30.0)
+            worker.join(START_S)
     if blow == STOP:
         assert ends == [list(range(COUNT))]
         return
     with rig.process("channel/0", host, None, spool):
         assert test.recv(timeout=START_S) == "serving"
-        worker.join(30.0)
+        worker.join(START_S)
         if blow == KILL:
             assert ends == [list(range(COUNT))], "it has not even noticed"
         else:  # the program ended in order and said so; what it had acknowledged is here

@@ -25,6 +25,8 @@ from rlinf.comm import Endpoint
 from rlinf.comm.testing import PeerProcess, eventually
 
 LARGE = 1 << 16  # floats: 512 kB, so that it travels in shared memory where there is any
+PATIENCE_S = 120.0
+"""For a server to start again, on a machine that is busy."""
 CONFIG = ChannelConfig(lease_s=2.0)
 
 
@@ -36,7 +38,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 @pytest.fixture
 def test(rig: Rig) -> Iterator[Endpoint]:
-    with rig.endpoint("test/0") as endpoint:
+    with rig.endpoint("test/0", connection_timeout_s=PATIENCE_S) as endpoint:
         yield endpoint
 
 
@@ -81,7 +83,8 @@ def bare(rig: Rig, test: Endpoint) -> Iterator[Servers]:
 
 
 def open_channel(test: Endpoint, **config: object) -> Channel:
-    return Channel.create("q", test, ChannelConfig(lease_s=2.0, **config), server="channel/5")
+    settings = {"lease_s": 2.0, "reconnect_s": PATIENCE_S} | config
+    return Channel.create("q", test, ChannelConfig(**settings), server="channel/5")
 
 
 def test_accepted_items_survive_with_a_spool(spooled: Servers, test: Endpoint) -> None:
@@ -116,7 +119,7 @@ def test_what_was_not_acknowledged_is_sent_again_once(spooled: Servers, test: En
     assert not any(handle.done() for handle in handles)
     spooled.start()
     for handle in handles:
-        handle.result(20.0)
+        handle.result(PATIENCE_S)
     channel.close()
     items = list(consumer)
     assert items[:100] == list(range(100))
@@ -125,21 +128,22 @@ def test_what_was_not_acknowledged_is_sent_again_once(spooled: Servers, test: En
 
 def test_many_restarts_under_load_lose_and_repeat_nothing(spooled: Servers, test: Endpoint) -> None:
     source = open_channel(test, max_items=50)
-    target = Channel.create("out", test, ChannelConfig(lease_s=2.0), server="channel/5")
+    target_config = ChannelConfig(lease_s=2.0, reconnect_s=PATIENCE_S)
+    target = Channel.create("out", test, target_config, server="channel/5")
     count = 1500
 
     def produce() -> None:
         for number in range(count):
-            source.put(number, timeout=60.0)
-        source.close(60.0)
+            source.put(number, timeout=PATIENCE_S)
+        source.close(PATIENCE_S)
 
     def work() -> None:
         mine = source.ref.open(test)
         done = target.ref.open(test)
         while True:
             try:
-                with mine.lease_batch(max_items=7, timeout=60.0) as lease:
-                    lease.commit([(item, 1.0) for item in lease], done, timeout=60.0)
+                with mine.lease_batch(max_items=7, timeout=PATIENCE_S) as lease:
+                    lease.commit([(item, 1.0) for item in lease], done, timeout=PATIENCE_S)
             except LeaseLost:
                 continue  # the outputs are dropped, and the items come again
             except ChannelError as error:
@@ -155,7 +159,7 @@ def test_many_restarts_under_load_lose_and_repeat_nothing(spooled: Servers, test
         eventually(lambda before=before: target.statistics().put_items > before + 50)
         spooled.restart()
     for thread in threads:
-        thread.join(60.0)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert [type(end).__name__ for end in ends] == ["ChannelClosed"] * 2, ends
     target.close()
@@ -174,8 +178,8 @@ def test_a_waiting_get_is_served_by_the_next_server(spooled: Servers, test: Endp
     eventually(lambda: channel.statistics().waiting_consumers == 2)
     channel.put("one")
     channel.put("two")
-    waiting.join(20.0)
-    assert sorted([*got, later.result(20.0)]) == ["one", "two"]
+    waiting.join(PATIENCE_S)
+    assert sorted([*got, later.result(PATIENCE_S)]) == ["one", "two"]
 
 
 def test_a_lease_ends_with_its_server_and_the_item_comes_again(
@@ -239,7 +243,7 @@ def test_grants_of_the_device_lock_survive_with_a_spool(spooled: Servers, test: 
     order: list[str] = []
 
     def wait() -> None:
-        with second.hold((1, 0), timeout=30.0) as grant:
+        with second.hold((1, 0), timeout=PATIENCE_S) as grant:
             order.append(f"second {grant.token > held.token}")
 
     with first.hold((0, 0)) as held:
@@ -250,5 +254,5 @@ def test_grants_of_the_device_lock_survive_with_a_spool(spooled: Servers, test: 
         eventually(lambda: second.statistics().waiters)
         assert [holder.token for holder in second.statistics().holders] == [held.token]
         order.append("first")
-    thread.join(20.0)
+    thread.join(PATIENCE_S)
     assert order == ["first", "second True"]

@@ -14,8 +14,10 @@ from typing import Any
 
 import harness
 import numpy as np
+import ours
 import rivals
 
+from rlinf.comm import RegistryServer, WorkerId, WorkerRecord
 from rlinf.comm.codec import join, split
 from rlinf.comm.encoding.shorthand import Shortener
 
@@ -30,8 +32,9 @@ def contestants(quick: bool) -> Iterator[dict[str, Any]]:
     kinds: dict[str, Callable[[], Any]] = {
         "copy in one process": rivals.Copy,
         "Unix socket": rivals.UnixSocket,
-        "rlinf shm": lambda: rivals.Rlinf("shm", PEERS),
-        "rlinf tcp": lambda: rivals.Rlinf("tcp", PEERS),
+        "rlinf shm": lambda: ours.Rlinf("shm", PEERS),
+        "rlinf tcp": lambda: ours.Rlinf("tcp", PEERS),
+        "TCP socket": rivals.TcpSocket,
         "multiprocessing.Pipe": rivals.Pipe,
         "gloo": rivals.Gloo,
     }
@@ -60,6 +63,9 @@ def measure(quick: bool) -> dict[str, object]:
         for question in (round_trip, one_way, first_contact):
             name, rows = question(started, quick)
             figures[name] = rows
+    for lone in (crowd, all_pairs, broadcast):
+        name, rows = lone(quick)
+        figures[name] = rows
     figures["header"] = header()
     figures["codec"] = codec(quick)
     return figures
@@ -95,6 +101,8 @@ def one_way(started: dict[str, Any], quick: bool) -> tuple[str, object]:
         for who, c in started.items()
         if hasattr(c, "stream")
     }
+    for who in ("rlinf shm", "rlinf tcp"):
+        runs[f"{who}, many at a time"] = lambda c=started[who]: c.stream_many(SMALL, count)
     samples = harness.race(runs, 4 if quick else 12, warmup=1)
     return name, harness.show(name, samples, "Unix socket", each=count)
 
@@ -107,6 +115,44 @@ def first_contact(started: dict[str, Any], quick: bool) -> tuple[str, object]:
     runs["Unix socket"] = started["Unix socket"].meet
     samples = harness.race(runs, 10 if quick else PEERS - 3, warmup=2)
     return name, harness.show(name, samples, "Unix socket")
+
+
+def crowd(quick: bool) -> tuple[str, object]:
+    """First contact again, where so many others are registered."""
+    name = "first call to a peer, by the number of registered workers"
+    runs: dict[str, Callable[[], object]] = {}
+    with contextlib.ExitStack() as stack:
+        for size in (100, 10_000):
+            registry = RegistryServer(lease_s=600.0)
+            for rank in range(size - PEERS):
+                registry.register(WorkerRecord(WorkerId("crowd", rank), 1))
+            there = ours.Rlinf("shm", PEERS, registry)
+            stack.callback(there.close)
+            ranks = iter(range(1, PEERS))
+            runs[f"{size} workers"] = lambda t=there, r=ranks: t.meet(next(r))
+        samples = harness.race(runs, 10 if quick else PEERS - 3, warmup=2)
+    return name, harness.show(name, samples, "100 workers")
+
+
+def all_pairs(quick: bool) -> tuple[str, object]:
+    """Processes that all meet each other at once; the same again for the floor, having met."""
+    rounds = 3 if quick else 8
+    name = "8 processes meet, all pairs"
+    with contextlib.closing(ours.Mesh(8, rounds)) as mesh:
+        samples = harness.race({"rlinf": mesh.meet}, rounds - 1, warmup=1, patience_s=30.0)
+    return name, harness.show(name, samples, "rlinf")
+
+
+def broadcast(quick: bool) -> tuple[str, object]:
+    """100 MB to several processes of this host, all of which have said that they have it."""
+    name = "dict of 10 arrays, 100 MB, broadcast"
+    payload = {f"a{i}": np.full(2_500_000, i, np.float32) for i in range(10)}
+    with contextlib.closing(ours.Audience(4)) as audience:
+        runs = {
+            f"to {count}": lambda n=count: audience.broadcast(payload, n) for count in (1, 2, 4)
+        }
+        samples = harness.race(runs, 4 if quick else 15)
+    return name, harness.show(name, samples, "to 1")
 
 
 @dataclasses.dataclass

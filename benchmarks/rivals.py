@@ -5,7 +5,6 @@ ping(data)    the other process has sent 64 bytes back
 stream(data, count)  it has received so many small messages, sent one by one, and has said so
 """
 
-import contextlib
 import multiprocessing
 import os
 import socket
@@ -16,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.comm import CommConfig, Endpoint, RegistryClient, RegistryServer
-
 SPAWN = multiprocessing.get_context("spawn")
 SECONDS = 60.0
 ACK = b"a" * 64
-ECHO, QUIET, LAST = b"e", b"q", b"l"
+ECHO, QUIET, LAST, MANY = b"e", b"q", b"l", b"m"
 
 
 def touch(obj: Any) -> None:
@@ -47,84 +44,6 @@ class Rival:
         if self._process is not None:
             self._process.join(SECONDS)
             self._process.terminate()
-
-
-# -- rlinf ----------------------------------------------------------------------------------------
-
-
-def serve_endpoints(address: str, token: bytes, transport: str, count: int) -> None:
-    """The other process of `Rlinf`: endpoint 0 answers, the others wait to be met."""
-    config = CommConfig(backend_priority=(transport,))
-    with contextlib.ExitStack() as stack:
-        registry = [RegistryClient(address, token) for _ in range(count)]
-        all_of_them = [
-            stack.enter_context(Endpoint(f"there/{rank}", registry=registry[rank], config=config))
-            for rank in range(count)
-        ]
-        me = all_of_them[0]
-        for endpoint in all_of_them[1:]:
-            endpoint.serve("hello", lambda request: request.reply(request.payload))
-        me.send("ready", "here/0")
-        while True:
-            obj = me.recv("here/0", timeout=None)
-            if obj is None:
-                return
-            if type(obj) is not bytes or not obj.startswith(QUIET):
-                touch(obj)
-                me.send(ACK, "here/0")
-            del obj
-
-
-class Rlinf(Rival):
-    """Our endpoints over one transport.
-
-    Args:
-        transport: "shm" or "tcp".
-        count: How many endpoints there are on the other side.
-    """
-
-    def __init__(self, transport: str, count: int = 1) -> None:
-        super().__init__()
-        self._registry = RegistryServer()
-        config = CommConfig(backend_priority=(transport,))
-        self.me = Endpoint("here/0", registry=self._registry, config=config)
-        self.start(serve_endpoints, self._registry.address, self._registry.token, transport, count)
-        self.me.recv("there/0", timeout=SECONDS)
-        used = self.me.statistics().connections["there/0"]
-        assert used == transport, f"{used} was taken instead of {transport}"
-
-    def deliver(self, obj: object) -> None:
-        """See the module."""
-        self.me.send(obj, "there/0")
-        self.me.recv("there/0")
-
-    ping = deliver
-
-    def stream(self, data: bytes, count: int) -> None:
-        """See the module."""
-        quiet = QUIET + data[1:]
-        for _ in range(count - 1):
-            self.me.send(quiet, "there/0")
-        self.deliver(LAST + data[1:])
-
-    def empty_like(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """A copy of the payload in memory that can be sent as it is."""
-        copied = {}
-        for name, array in payload.items():
-            copied[name] = self.me.empty(array.shape, array.dtype)
-            copied[name][...] = array
-        return copied
-
-    def meet(self, rank: int) -> None:
-        """First contact with another endpoint, there and back."""
-        self.me.call("hello", ACK, to=f"there/{rank}").result()
-
-    def close(self) -> None:
-        """End the other process and this endpoint."""
-        self.me.send(None, "there/0")
-        super().close()
-        self.me.close()
-        self._registry.close()
 
 
 # -- multiprocessing ------------------------------------------------------------------------------
@@ -235,6 +154,59 @@ class UnixSocket(Rival):
             peer.connect(self._path)
             peer.send(ACK)
             peer.recv(64)
+
+    def close(self) -> None:
+        """End the other process."""
+        self._socket.close()
+        super().close()
+
+
+# -- a plain TCP socket --------------------------------------------------------------------------
+
+
+def fill(sock: socket.socket, memory: memoryview) -> bool:
+    """Read so many bytes; False where the peer is gone."""
+    while memory.nbytes:
+        count = sock.recv_into(memory)
+        if not count:
+            return False
+        memory = memory[count:]
+    return True
+
+
+def serve_tcp(port: int) -> None:
+    """The other process of `TcpSocket`: is told how many buffers of what size will come."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    order = np.zeros(2, np.int64)
+    kept: dict[tuple[int, int], list[memoryview]] = {}
+    while fill(sock, order.data.cast("B")):
+        count, size = order.tolist()
+        if (count, size) not in kept:
+            kept[count, size] = [np.zeros(size, np.uint8).data for _ in range(count)]
+        for memory in kept[count, size]:
+            if not fill(sock, memory):
+                return
+        sock.sendall(ACK)
+
+
+class TcpSocket(Rival):
+    """The shortest script: buffers as they lie, into memory that is already there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.start(serve_tcp, listener.getsockname()[1])
+            self._socket, _ = listener.accept()
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def deliver(self, obj: dict[str, Any]) -> None:
+        """See the module; the names are known beforehand."""
+        size = next(iter(obj.values())).nbytes
+        self._socket.sendall(np.array([len(obj), size]).tobytes())
+        for array in obj.values():
+            self._socket.sendall(array.data.cast("B"))
+        fill(self._socket, memoryview(bytearray(len(ACK))))
 
     def close(self) -> None:
         """End the other process."""

@@ -1,59 +1,72 @@
-"""GRPO on verifiable tasks: sample answers, score them, learn from them, publish the weights.
+"""RL on verifiable tasks: sample answers, score them, learn from them, publish the weights.
 
 hatch run rlhf                       # a tiny model learns to sort digits, on a Ray cluster
-hatch run rlhf plan=spatial          # the same program with its stages side by side
+hatch run rlhf algorithm=ppo         # with a critic; or dapo, rloo, reinforce++, gspo, dr_grpo
+hatch run rlhf plan=auto             # profiles itself and finds the best plan
 hatch run rlhf launcher=inline       # the same program in one process, for pdb
 hatch run rlhf model=smollm2         # a real model of 135 M parameters learns to add
 """
 
+import itertools
 import sys
 
 from actor import Actor
-from settings import CONFIG, FLOW, RlhfConfig
+from evaluation import evaluate
+from settings import CHOICES, CONFIG, RlhfConfig
 
-from rlinf.workers import Cluster, main_guard, make_plan, wait_all
-from rlinf.workers.hosts import RewardWorker, RolloutWorker
+from rlinf.workers import Cluster, FlowPlanner, main_guard, wait_all
+from rlinf.workers.hosts import CriticWorker, RewardWorker, RolloutWorker
 from rlinf.workers.run import Run
 
 
 def train(config: RlhfConfig) -> None:
     """The whole flow. Every call on a group is asynchronous; `wait_all` is the only barrier."""
     task = config.make_task()
-    sampling, sizes = config.sampling(task), config.rollout
-    plan = make_plan(config.plan, FLOW, config.cluster.devices, sizes.prompts)
-    place = plan.placements()
+    sizes = config.rollout
     with (
-        Run(config.folder or Run.default_folder("rlhf"), plan) as run,
+        Run(config.folder or Run.default_folder("rlhf")) as run,
         Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
     ):
-        actor = Actor.group(cluster, config.model_spec(), config.trainer, name="trainer")
-        trainer = actor.launch(place["trainer"])
+        actor = Actor.group(cluster, config.model_spec(), config.trainer_config(), name="trainer")
+        trainer = actor.launch()
         rollout = RolloutWorker.group(
             cluster, config.model_spec(sizes.dtype), sizes.engine, "trainer/0", name="rollout"
-        ).launch(place["rollout"])
+        ).launch()
         reward = RewardWorker.group(cluster, config.make_reward, name="reward").launch()
+        critic = None
+        if config.has_critic:
+            critic = CriticWorker.group(
+                cluster, config.model_spec(), config.critic, "trainer/0", name="critic"
+            ).launch()
+        planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
         run.say("starting the workers")
         trainer.warm_up(config).result(None)
+        if critic is not None:
+            [version] = trainer.publish().result(None)
+            critic.load_weights(version).result(None)
 
-        for step in run.steps(config.steps):
+        for step in planner.steps(run.steps(config.steps)):
             [version] = trainer.publish().result(None)
             rollout.load_weights(version).result(None)
-            prompts, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
-            items = task.prompts(config.seed * 1_000_003 + step, sizes.prompts)
-            prompts.put_many(
-                task.requests(f"{step}", items, sampling, sizes.samples, sizes.max_new_tokens)
-            )
-            prompts.close()
-            _, _, [report] = wait_all(
-                [
-                    rollout.generate(prompts, samples),
-                    reward.score(samples, scored),
-                    trainer.train(scored),
-                ]
-            )
-            run.record(step, report.result.metrics())
+            for round in itertools.count():  # more than one where dynamic sampling wants them
+                prompts, samples, *scored = cluster.channels(step, *config.channels())
+                prompts.put_many(config.requests(task, step, round))
+                prompts.close()
+                stages = [rollout.generate(prompts, samples), reward.score(samples, scored[0])]
+                stages += [critic.estimate(*scored)] if critic is not None else []
+                *_, [judged], [report] = wait_all([*stages, trainer.train(scored[-1])])
+                if report.result is not None:
+                    break
+            metrics = report.result.metrics()
+            if critic is not None:
+                metrics |= judged.result.metrics()
+            if config.eval.every and step % config.eval.every == 0:
+                [version] = trainer.publish().result(None)
+                rollout.load_weights(version).result(None)
+                metrics["eval_reward"] = evaluate(cluster, (rollout, reward), task, config, step)
+            run.record(step, metrics)
         run.finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main_guard(train, RlhfConfig, CONFIG))
+    sys.exit(main_guard(train, RlhfConfig, CONFIG, choices=CHOICES))

@@ -1,25 +1,29 @@
 """The keys of this app's configuration, and what follows from them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenizer
 
 from rlinf.comm import CommConfig
-from rlinf.sched import FlowGraph
-from rlinf.workers import ClusterConfig
+from rlinf.workers import ClusterConfig, PlanningConfig
+from rlinf.workers.algorithms.registry import ALGORITHMS
+from rlinf.workers.bounds import Count, Natural, NonNegative, Share
+from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
+from rlinf.workers.engines.torch_critic import CriticConfig
 from rlinf.workers.engines.torch_generate import GenerateConfig
 from rlinf.workers.engines.torch_trainer import TrainerConfig
-from rlinf.workers.roles import RewardEngine, Sampling
+from rlinf.workers.roles import GenerationRequest, RewardEngine, Sampling
 
-__all__ = ["CONFIG", "FLOW", "RlhfConfig", "RolloutConfig", "SftConfig"]
+__all__ = ["CHOICES", "CONFIG", "EvalConfig", "RlhfConfig", "RolloutConfig", "SftConfig"]
 
+Dtype = Literal["float32", "bfloat16", "auto"]
 CONFIG = Path(__file__).with_name("config.yaml")
-FLOW = FlowGraph.chain("rollout", "trainer")
-"""The stages that need devices of their own; scoring by rule runs beside them."""
+CHOICES = {"algorithm": {name: {"trainer": a.settings()} for name, a in ALGORITHMS.items()}}
+"""What `algorithm=...` implies; each part can still be set, as in `trainer.clip.high=0.3`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,11 @@ class SftConfig:
         optimiser: Its own AdamW.
     """
 
-    steps: int = 400
-    batch: int = 256
-    stop_at: float = 0.3
-    every: int = 10
-    samples: int = 4
+    steps: Natural = 400
+    batch: Count = 256
+    stop_at: Share = 0.3
+    every: Count = 10
+    samples: Count = 4
     optimiser: OptimiserConfig = field(
         default_factory=lambda: OptimiserConfig(
             lr=1e-3, warmup_steps=20, beta2=0.98, weight_decay=0.01
@@ -56,16 +60,29 @@ class RolloutConfig:
         samples: Responses for each.
         max_new_tokens: Bound on a response.
         temperature: Of the sampling.
-        dtype: In which the rollout computes.
+        dtype: In which the rollout computes; auto: bfloat16 where the device is quick at it.
         engine: Limits of the embedded engine.
     """
 
-    prompts: int = 32
-    samples: int = 16
-    max_new_tokens: int = 5
-    temperature: float = 1.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    prompts: Count = 32
+    samples: Count = 16
+    max_new_tokens: Count = 5
+    temperature: NonNegative = 1.0
+    dtype: Dtype = "float32"
     engine: GenerateConfig = field(default_factory=GenerateConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """How a run is judged on held-out prompts.
+
+    Attributes:
+        every: Steps between two evaluations, each after the step; 0: none.
+        samples: Sampled answers for each held-out prompt.
+    """
+
+    every: Natural = 0
+    samples: Count = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +91,60 @@ class RlhfConfig:
 
     Attributes:
         model: A preset of config.yaml, or the path of a transformers model folder.
+        algorithm: ppo (with a critic), grpo, dr_grpo, dapo, rloo, reinforce++, gspo or cispo.
         launcher: ray: a process a worker; inline: all in this process.
-        plan: temporal, spatial, or the path of a saved plan.
+        plan: temporal, spatial, auto, or the path of a saved plan.
         steps: Optimiser steps.
         seed: Of weights, prompts, demonstrations and sampling.
         folder: Where the run is written; runs/rlhf/<time> by default.
     """
 
     model: str = "tiny"
+    algorithm: str = "grpo"
     launcher: Literal["ray", "inline"] = "ray"
     plan: str = "temporal"
-    steps: int = 60
+    steps: Count = 60
     seed: int = 0
     folder: Path | None = None
     task: TaskConfig = field(default_factory=TaskConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    scheduling: PlanningConfig = field(default_factory=PlanningConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     communication: CommConfig = field(default_factory=CommConfig)
 
-    def model_spec(self, dtype: Literal["float32", "bfloat16"] = "float32") -> ModelSpec:
+    def __post_init__(self) -> None:
+        Choice.of(self.plan)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether advantages come from a critic."""
+        return self.trainer.advantage == "gae"
+
+    def channels(self) -> tuple[str, ...]:
+        """The channels of an iteration, in the order in which samples pass them."""
+        return ("prompts", "samples", "scored", *["valued"] * self.has_critic)
+
+    def requests(self, task: Task, step: int, round: int) -> list[GenerationRequest]:
+        """What is sampled in a round of a step; the same for every run with the same seed."""
+        sizes, again = self.rollout, f"+{round}" * (round > 0)
+        items = task.prompts(self.seed * 1_000_003 + step + 1_000_033 * round, sizes.prompts)
+        return task.requests(
+            f"{step}{again}", items, self.sampling(task), sizes.samples, sizes.max_new_tokens
+        )
+
+    def trainer_config(self) -> TrainerConfig:
+        """The trainer's configuration with what the rollout's says about lengths and groups."""
+        dynamic, sizes = self.trainer.dynamic, self.rollout
+        if dynamic is not None and not dynamic.groups:
+            dynamic = replace(dynamic, groups=sizes.prompts)
+        longest = self.trainer.max_response_tokens or sizes.max_new_tokens
+        return replace(self.trainer, dynamic=dynamic, max_response_tokens=longest)
+
+    def model_spec(self, dtype: Dtype = "float32") -> ModelSpec:
         """The model to build."""
         if self.model == "tiny":
             return ModelSpec("tiny", seed=self.seed, vocab_size=CharTokenizer.size, dtype=dtype)

@@ -10,11 +10,12 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from rlinf.workers.bounds import Bounds, Count, Share
 from rlinf.workers.engines.rule_reward import RuleReward, judge_reasoning_gym
 from rlinf.workers.roles import GenerationRequest, Sampling
 
@@ -41,10 +42,10 @@ class TaskConfig:
     """
 
     name: Literal["number_sorting", "chain_sum"] = "number_sorting"
-    size: int = 8000
+    size: Annotated[int, Bounds(64)] = 8000
     data_seed: int = 1
-    right_share: float = 0.5
-    held_out: int = 128
+    right_share: Share = 0.5
+    held_out: Count = 128
 
 
 class Tokenizer(Protocol):

@@ -149,13 +149,74 @@ def test_every_execution_of_the_program_gives_the_same_losses(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_tiny_model_learns(tmp_path: Path, seed: int) -> None:
-    done = run(f"folder={tmp_path}", f"seed={seed}", timeout_s=300)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_tiny_model_learns(tmp_path: Path, algorithm: str, seed: int) -> None:
+    arguments = (f"folder={tmp_path}", f"seed={seed}", f"algorithm={algorithm}", "eval.every=20")
+    done = run(*arguments, timeout_s=800)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["reward_first"] < 0.50
     assert summary["reward_last"] > 0.70
     assert summary["reward_last"] - summary["reward_first"] > 0.25
+    held_out = [line["eval_reward"] for line in metrics(tmp_path) if "eval_reward" in line]
+    assert len(held_out) == 3
+    assert held_out[-1] > 0.70
+
+
+HYBRID = """\
+format: rlinf-plan/1
+batch: 8
+devices: ['core:0', 'core:1']
+seconds: null
+tree:
+  spatial:
+    micro_batches: 4
+    first: {component: rollout, devices: 1}
+    second:
+      temporal:
+        first: {component: critic, devices: 1}
+        second: {component: trainer, devices: 1}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_with_a_critic_every_execution_gives_the_same_losses(tmp_path: Path) -> None:
+    hybrid = tmp_path / "hybrid.yaml"
+    hybrid.write_text(HYBRID)
+    found = []
+    for launcher, plan in (("inline", "temporal"), ("inline", hybrid), ("ray", "temporal")):
+        folder = tmp_path / str(len(found))
+        arguments = ("algorithm=ppo", "trainer.frozen_steps=1", f"plan={plan}", *SHORT)
+        done = run(f"folder={folder}", f"launcher={launcher}", *arguments)
+        assert done.returncode == 0, done.stderr
+        names = ("loss", "value_loss", "grad_norm", "value_grad_norm")
+        found.append([[line[name] for name in names] for line in metrics(folder)])
+    reference, *others = found
+    assert reference[0][2] == 0, "the first step is the critic's alone"
+    assert all(line[2] > 0 for line in reference[1:])
+    for other in others:
+        for line, expected in zip(other, reference, strict=True):
+            assert line == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("algorithm", ["dapo", "rloo", "reinforce++", "gspo", "dr_grpo", "cispo"])
+def test_every_algorithm_runs(tmp_path: Path, algorithm: str) -> None:
+    arguments = (f"algorithm={algorithm}", "launcher=inline", "eval.every=2", *SHORT)
+    done = run(f"folder={tmp_path}", *arguments)
+    assert done.returncode == 0, done.stderr
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines if "eval_reward" in line] == [2]
+    assert all(line["version"] == line["step"] and line["grad_norm"] > 0 for line in lines)
+    assert all(line["kl_rollout"] >= 0 and line["ratio_deviation"] < 1e-4 for line in lines)
+    samples = {line["scored"] for line in lines}
+    if algorithm == "dapo":  # more rounds where a round has groups with equal rewards
+        assert max(samples) > 64 and samples <= {64, 128, 192}
+        assert all(line["informative"] >= 8 or line["scored"] == 192 for line in lines)
+    else:
+        assert samples == {64}
 
 
 @pytest.mark.slow
@@ -216,6 +277,7 @@ def test_one_interrupt_ends_after_the_step(
     [
         (("trainer.lrr=1",), "unknown key trainer.lrr: did you mean trainer.optimiser.lr?"),
         (("steps=soon",), "steps must be int"),
+        (("algorithm=grop",), "algorithm=grop is not known: choose one of cispo, dapo"),
         (("model=/no/such/model",), "/no/such/model"),
         (("plan=nowhere.yaml",), "plan=nowhere.yaml"),
         (("folder=/proc/none",), "cannot write the run folder /proc/none"),
@@ -237,4 +299,4 @@ def test_what_cannot_be_used_is_one_clear_error(
 def test_help_teaches() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert "plan=spatial" in done.stdout and "trainer.optimiser.lr" in done.stdout
+    assert "plan=auto" in done.stdout and "trainer.optimiser.lr" in done.stdout

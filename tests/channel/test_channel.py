@@ -489,3 +489,29 @@ def test_the_server_describes_itself(server: ChannelServer, channel: Channel) ->
     channel.flush()
     names = {state.name: state for state in server.statistics().channels}
     assert names[channel.ref.name].depth == 1
+
+
+def test_a_quick_consumer_is_brought_whole_batches_ahead(
+    channel: Channel, other: Channel, there: Endpoint
+) -> None:
+    count, size = 2048, 16
+    channel.put_many(range(count))
+    channel.flush()
+    sent = there.statistics().sent
+    got = [item for _ in range(count // size) for item in other.get_batch(max_items=size)]
+    assert got == list(range(count))
+    assert there.statistics().sent - sent < count // size / 2, "not a request for each batch"
+    other.ack()
+    assert channel.statistics().acknowledged_items == count
+
+
+def test_batches_of_another_size_and_single_gets_keep_the_order(
+    channel: Channel, other: Channel
+) -> None:
+    channel.put_many(range(200))
+    channel.close()
+    sizes = [4, 4, 4, 4, 1, 9, 2, 30, 7, 50, 3]
+    got = [item for size in sizes for item in other.get_batch(max_items=size)]
+    got += [other.get(), *other.get_batch(target_weight=5.0), *other.get_batch(max_items=4)]
+    got += list(other)
+    assert got == list(range(200))

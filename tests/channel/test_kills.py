@@ -63,8 +63,9 @@ class Blow:
             return
         self._left -= 1
         if self._left == 0:
-            self.struck.set()
-            if self._kind != RAISE:
+            if self._kind == RAISE:
+                self.struck.set()
+            else:
                 os.kill(os.getpid(), getattr(signal, self._kind))
 
 

@@ -155,14 +155,25 @@ def makespan(policy: str, speeds: tuple[float, ...], weights: list[float]) -> fl
     return now
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_adaptive_comes_near_the_fluid_optimum(seed: int) -> None:
+def shuffled(seed: int) -> list[float]:
     weights = [float(w) for w in range(1, 101)]
     random.Random(seed).shuffle(weights)
-    fluid = sum(weights) / (1.0 + 3.0)
-    assert makespan("adaptive", (1.0, 3.0), weights) <= 1.05 * fluid
-    static = max(sum(weights[::2]) / 1.0, sum(weights[1::2]) / 3.0)
-    assert static / makespan("adaptive", (1.0, 3.0), weights) >= 1.23
+    return weights
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 3.0), (1.0, 1.0), (1.0, 10.0), (1.0, 2.0, 3.0, 4.0)])
+def test_adaptive_comes_near_the_fluid_optimum(speeds: tuple[float, ...]) -> None:
+    for seed in range(20):
+        weights = shuffled(seed)
+        fluid = sum(weights) / sum(speeds)
+        assert makespan("adaptive", speeds, weights) <= 1.05 * fluid, seed
+
+
+def test_adaptive_beats_static_assignment() -> None:
+    for seed in range(20):
+        weights = shuffled(seed)
+        static = max(sum(weights[::2]) / 1.0, sum(weights[1::2]) / 3.0)
+        assert static / makespan("adaptive", (1.0, 3.0), weights) >= 1.23, seed
 
 
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))

@@ -390,3 +390,35 @@ def test_statistics_show_who_does_how_much():
     assert first.idle_s == 2.0
     assert (second.leased_items, second.outstanding_weight) == (1, 2.0)
     assert state.balance == math.inf
+
+
+def test_consumers_that_are_long_gone_do_not_pile_up() -> None:
+    driver = Driver(lease_s=1.0)
+    for number in range(100):
+        driver.now += 1.0
+        brief = ClientId("consumer/0", 1, number)
+        driver.put(number)
+        (given,) = [c for c in driver.take(brief) if isinstance(c, Delivered)]
+        driver.settle([given.first_tag], brief)
+    assert len(driver.queue.statistics(driver.now).consumers) <= 21
+
+
+def test_whole_batches_come_along_as_far_as_the_share_goes() -> None:
+    driver = Driver()
+    driver.put(*range(11))
+    assert names(driver.batch(max_items=3, along=6)) == list(range(9))
+    driver.put(*range(11, 20))
+    assert names(driver.batch(B, max_items=3, along=1)) == [9, 10, 11]
+    assert names(driver.batch(B, max_items=3, along=6)) == [12, 13, 14], "half of it is for A"
+
+
+def test_what_came_along_with_a_batch_is_recalled_for_others() -> None:
+    driver = Driver()
+    driver.put(*range(4))
+    (given,) = driver.batch(max_items=2, along=2)
+    assert isinstance(given, Delivered) and len(given.items) == 4
+    driver.take(B)
+    driver.now += RECALL_AFTER_S
+    assert driver.step(Tick()) == [Recall(A)]
+    tags = range(given.first_tag + 2, given.first_tag + 4)
+    assert names(driver.step(Recalled(A, tags))) == [2]

@@ -197,6 +197,26 @@ def test_a_lease_ends_with_its_server_and_the_item_comes_again(
     assert results.qsize() == 0
 
 
+def test_a_commit_on_its_way_when_its_server_dies_is_asked_of_the_next(
+    spooled: Servers, test: Endpoint
+) -> None:
+    channel = open_channel(test)
+    consumer, results = channel.ref.open(test), Channel.create("r", test, server="channel/5")
+    channel.put_many(["first", "second"])
+    channel.flush()
+    with pytest.raises(LeaseLost), consumer.lease_batch(max_items=2) as lease:
+        commit = lease.commit_later([0], [("result", 1.0)], results, timeout=PATIENCE_S)
+        commit.conclude()
+        spooled.kill()
+        commit = lease.commit_later([1], [("another", 1.0)], results, timeout=PATIENCE_S)
+        eventually(commit.done)
+        spooled.start()
+        commit.conclude()
+    assert results.get() == "result"
+    assert consumer.get() == "second"
+    assert results.qsize() == 0
+
+
 def test_without_a_spool_the_loss_is_counted_and_work_goes_on(
     bare: Servers, test: Endpoint
 ) -> None:
@@ -208,12 +228,15 @@ def test_without_a_spool_the_loss_is_counted_and_work_goes_on(
     assert consumer.get() == 0
     bare.restart()
     with pytest.raises(ItemsLost, match="7 item") as caught:
-        channel.put("not put")
+        taken_over = False
+        channel.put("first")
+        taken_over = True  # it is on its way, and only the flush is told
         channel.flush()
     assert (caught.value.lost, caught.value.server) == (7, "channel/5")
     with pytest.raises(ItemsLost):
         consumer.get()
     channel.put("after")
+    assert not taken_over or consumer.get() == "first"
     assert consumer.get() == "after"
 
 

@@ -44,7 +44,7 @@ def sample():
 
 
 def tensors():
-    import torch
+    torch = pytest.importorskip("torch")
 
     base = torch.arange(6, dtype=torch.bfloat16)
     return [base, base[2:4], torch.nn.Parameter(torch.zeros(2)), torch.tensor(1.5)]

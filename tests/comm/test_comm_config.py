@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
@@ -52,5 +53,5 @@ def test_every_field_is_documented_and_read_by_something():
         path.read_text() for path in source.rglob("*.py") if path.name not in ("config.py",)
     )
     for field in dataclasses.fields(CommConfig):
-        assert f"        {field.name}:" in CommConfig.__doc__, field.name
+        assert f"    {field.name}:" in inspect.getdoc(CommConfig), field.name
         assert re.search(rf"config\.{field.name}\b", code), f"nothing reads {field.name}"

@@ -367,7 +367,7 @@ def test_a_link_that_breaks_loses_a_message_loudly_and_is_made_again():
 def test_memory_that_is_changed_while_a_receiver_has_it_is_reported(registry, caplog):
     config = SHM.with_values({"debug_in_place": True})
     with worker("test/0", registry, config) as me, worker("other/0", registry, config) as other:
-        data = me.empty(100_000, np.uint8)
+        data = me.empty(500_000, np.uint8)
         for value in (1, 2):
             data[:] = 0
             me.send(data, "other/0")
@@ -407,14 +407,44 @@ def test_closing_leaves_no_descriptor_and_no_thread():
     assert threading.active_count() <= threads
 
 
-def test_an_idle_connected_endpoint_uses_no_cpu(registry):
-    with worker("a/0", registry) as a, worker("b/0", registry) as b:
-        a.send(1, "b/0")
-        b.recv("a/0")
-        threading.Event().wait(0.1)
-        before = time.process_time()
+def sleeps(endpoint):
+    """How often the endpoint's own thread has gone to sleep so far."""
+    status = Path(f"/proc/self/task/{endpoint._loop._thread.native_id}/status").read_text()
+    return int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_an_idle_connected_endpoint_sleeps_and_uses_no_cpu(registry, transport):
+    config = CommConfig(backend_priority=(transport,), pool_idle_s=0.02)
+    with worker("a/0", registry, config=config) as a, worker("b/0", registry, config=config) as b:
+        a.send(np.ones(1 << 20), "b/0")
+        assert b.recv("a/0").sum() == 1 << 20
+        eventually(lambda: not a._in.transports["shm"].pool.statistics().segments)
+        eventually(lambda: not b._in._memory._pool.statistics().segments)
+        threading.Event().wait(0.1)  # whoever has just worked lingers for some milliseconds
+        before, used = [sleeps(a), sleeps(b)], time.process_time()
         threading.Event().wait(1.0)
-        assert time.process_time() - before < 0.05
+        after = [sleeps(a), sleeps(b)]
+        assert time.process_time() - used < 0.05
+        # Heartbeats, theirs and the registry's answers; nothing else.
+        assert max(new - old for new, old in zip(after, before, strict=True)) <= 4
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_memory_goes_back_after_a_burst(registry, transport):
+    config = CommConfig(backend_priority=(transport,), pool_idle_s=0.02)
+    with worker("a/0", registry, config=config) as a, worker("b/0", registry, config=config) as b:
+        pools = [a._in.transports["shm"].pool, b._in._memory._pool]
+        kept = []
+        for number in range(8):
+            a.send(np.full(2 << 20, number), "b/0")
+            kept.append(b.recv("a/0"))
+        assert sum(pool.statistics().used_bytes for pool in pools) >= 8 * (16 << 20)
+        assert all(array[-1] == number for number, array in enumerate(kept))
+        kept.clear()
+        eventually(lambda: not any(pool.statistics().size_bytes for pool in pools))
+        a.send(np.ones(2 << 20), "b/0")
+        assert b.recv("a/0").sum() == 2 << 20
 
 
 def test_an_endpoint_may_be_closed_by_its_own_handler():

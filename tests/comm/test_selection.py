@@ -1,7 +1,10 @@
 """The decision table: every situation, overrides, and what is said about it."""
 
+from types import SimpleNamespace as Fake
+
 import pytest
 
+from rlinf.comm.accelerator import local_device
 from rlinf.comm.address import WorkerId
 from rlinf.comm.device import Device
 from rlinf.comm.errors import ConfigError, NoTransport
@@ -119,3 +122,52 @@ def test_where_nothing_is_available_the_error_has_the_arithmetic():
         assert part in str(caught.value)
     with pytest.raises(NoTransport, match="none at all"):
         choose(*pair("remote"), ())
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm", "xpu", "npu", "musa"])
+def test_every_vendor_has_its_rows(kind):
+    collective = COLLECTIVE[kind]
+    available = {*SHIPPED, collective, "cuda_ipc"}
+    same = choose(*pair("host", f"{kind}:0"), available)
+    assert same.transport == ("cuda_ipc" if kind == "cuda" else "shm")
+    assert choose(*pair("host", f"{kind}:0", f"{kind}:1"), available).transport == collective
+    assert choose(*pair("remote", f"{kind}:0"), available).transport == collective
+    assert choose(*pair("remote", f"{kind}:0", "cpu"), available).transport == "tcp"
+
+
+def torch_with(kind, *, hip=None, index=1, uuid=None):
+    properties = Fake(uuid=uuid) if uuid else Fake()
+    return Fake(
+        accelerator=Fake(
+            is_available=lambda: kind is not None,
+            current_accelerator=lambda: Fake(type=kind),
+            current_device_index=lambda: index,
+        ),
+        version=Fake(hip=hip),
+        **({kind: Fake(get_device_properties=lambda _: properties)} if kind else {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch", "device"),
+    [
+        (torch_with(None), Device("cpu")),
+        (torch_with("cuda", uuid="abc"), Device("cuda", 1, "abc")),
+        (torch_with("cuda", hip="6.2"), Device("rocm", 1)),
+        (torch_with("xpu", index=3), Device("xpu", 3)),
+        (torch_with("npu"), Device("npu", 1)),
+        (torch_with("musa"), Device("musa", 1)),
+    ],
+)
+def test_the_local_device_by_the_names_of_torch(torch, device):
+    assert local_device(torch=torch) == device
+
+
+def test_what_is_missing_is_in_the_reason():
+    available = {"shm", "tcp"}
+    reasons = {"nccl": "neither cupy nor a torch with NCCL is installed", "cuda_ipc": "no cupy"}
+    choice = choose(*pair("host", "cuda:0", "cuda:1"), available, (), reasons)
+    assert choice.because == (
+        "shm: both are on one host and use different cuda devices; better but missing: nccl "
+        "(neither cupy nor a torch with NCCL is installed), cuda_ipc (no cupy)"
+    )

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from rlinf.comm import CommConfig, Endpoint, MemoryRegistry, PeerLost, RegistryServer
@@ -157,26 +158,70 @@ def test_a_peer_killed_at_any_moment_leaves_no_half_message_and_no_memory(transp
             eventually(lambda: me._in.transports["shm"].pool.statistics().used_bytes == 0)
 
 
+def held():
+    """What this process has: descriptors, threads, children, and megabytes of memory."""
+    gc.collect()
+    me = psutil.Process()
+    return np.array(
+        [
+            len(list(Path("/proc/self/fd").iterdir())),
+            threading.active_count(),
+            len(me.children(recursive=True)),
+            me.memory_info().rss >> 20,
+        ]
+    )
+
+
+SLACK = np.array([2, 0, 0, 40])
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["inproc", "shm", "tcp"])
-def test_two_thousand_endpoints_come_and_go_and_leave_nothing_behind(transport):
+def test_ten_thousand_connections_and_returns_leave_nothing_behind(transport):
+    """A guest greets, and says goodbye, or dies: its sockets close without a word."""
     registry = MemoryRegistry()
-    with Endpoint("hub/0", registry=registry, config=config(transport)) as hub:
+    setting = config(transport)
+    with Endpoint("hub/0", registry=registry, config=setting) as hub:
 
         def one(number):
             name = f"guest/{number % 7}"
-            with Endpoint(name, registry=registry, config=config(transport)) as guest:
+            with Endpoint(name, registry=registry, config=setting) as guest:
                 guest.send(np.ones(2000) if number % 10 == 0 else number, "hub/0")
-                hub.recv(name)
+                assert hub.recv_from(name)[1] == guest.id
+                if number % 3 == 0:
+                    waiting = hub.irecv(name)
+                    guest._in.peers.get(hub.id).link.close("killed")
+                    with pytest.raises(PeerLost):
+                        waiting.result(60)
 
-        def held():
-            gc.collect()
-            return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
-
-        for number in range(50):
+        for number in range(300):
             one(number)
         before = held()
-        for number in range(2000):
+        for number in range(10_000):
             one(number)
-        after = held()
-        assert after[0] <= before[0] + 2
-        assert after[1] <= before[1]
+        assert (held() <= before + SLACK).all(), f"{before} before, {held()} after"
+
+
+def greet(endpoint):
+    endpoint.send({"x": np.ones(100_000), "epoch": endpoint.epoch}, "test/0")
+    endpoint.recv("test/0", timeout=300)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_forty_processes_are_killed_and_return_and_leave_nothing_behind(transport):
+    with RegistryServer() as registry, worker("test/0", registry, config(transport)) as me:
+        epoch, before = 0, None
+        for number in range(40):
+            with PeerProcess("peer/0", registry, greet, config=config(transport)) as peer:
+                got = me.recv("peer/0", timeout=120)
+                assert got["x"].sum() == 100_000
+                assert got["epoch"] > epoch
+                epoch = got["epoch"]
+                peer.kill()
+                with pytest.raises(PeerLost):
+                    me.recv("peer/0", timeout=60)
+            del got
+            if number == 5:
+                before = held()
+        assert (held() <= before + SLACK).all(), f"{before} before, {held()} after"

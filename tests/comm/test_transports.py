@@ -27,3 +27,8 @@ class TestTcpInSmallChunks(TransportTests):
 class TestShmWithASmallPool(TransportTests):
     transport = "shm"
     config = CommConfig(pool_bytes=128 << 20, inline_bytes=64)
+
+
+@pytest.mark.slow
+class TestGloo(TransportTests):
+    transport = "gloo"

@@ -52,6 +52,9 @@ def test_batches_are_lines_with_an_overhead():
     assert entry.seconds(np.array([1.0]), 15)[0] == pytest.approx(4.0)
     assert entry.seconds(np.array([1.0]), 40)[0] == pytest.approx(9.0)
     assert entry.seconds(np.array([1.0]), 5)[0] == pytest.approx(2.0)
+    flat = ComponentProfile((Sample(1, 4, 1.01), Sample(1, 32, 1.08)))
+    assert flat.seconds(np.array([1.0]), 32)[0] == pytest.approx(1.08)
+    assert flat.seconds(np.array([1.0]), 1)[0] == pytest.approx(1.0025)
     one = ComponentProfile((Sample(1, 10, 3.0),), overhead_s=1.0)
     assert one.seconds(np.array([1.0]), 5)[0] == pytest.approx(2.0)
 

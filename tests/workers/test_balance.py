@@ -44,6 +44,19 @@ def test_sums_come_close_to_equal():
         assert max(totals) - min(totals) <= 0.01 * max(totals)
 
 
+def test_the_largest_part_is_near_the_best_there_is():
+    """Against brute force; longest-first, which is simpler, has this bound (Graham 1969)."""
+    rng = random.Random(2)
+    for _ in range(40):
+        k, weights = rng.choice([2, 3]), [rng.randint(0, 40) for _ in range(7)]
+        best = min(
+            max(sums(weights, [[i for i in range(7) if places[i] == part] for part in range(k)]))
+            for places in itertools.product(range(k), repeat=7)
+        )
+        found = max(sums(weights, partition(weights, k)))
+        assert best <= found <= (4 / 3 - 1 / (3 * k)) * best + 1e-9
+
+
 def test_the_result_is_the_same_every_time():
     weights = [7, 7, 3, 3, 5, 5, 1]
     assert partition(weights, 3) == partition(weights, 3) == partition(tuple(weights), 3)

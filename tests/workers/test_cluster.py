@@ -1,5 +1,6 @@
 """The cluster as a whole: what it refuses, what it leaves behind."""
 
+import socket
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from rlinf.workers import (
     ConfigError,
     InfeasiblePlacement,
     StageError,
+    StartError,
     WorkerDied,
     explain,
 )
@@ -38,6 +40,13 @@ def test_a_placement_that_does_not_fit_is_refused_at_launch() -> None:
         big = Placement("scorer", ("core:0", "core:1"), None, shared=False, position=0)
         with pytest.raises(InfeasiblePlacement, match="core: 2 asked for, 1 there"):
             Scorer.group(cluster).launch(big)
+
+
+def test_a_ray_cluster_that_is_not_there_is_an_error_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(StartError, match=rf"cannot join Ray at 127.0.0.1:{port}: nobody answers"):
+        Cluster(ClusterConfig(ray_address=f"127.0.0.1:{port}"), "ray")
 
 
 def test_heartbeats_must_fit_into_the_silence() -> None:

@@ -1,9 +1,11 @@
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 
+from rlinf.workers.bounds import Bounds, Count, Positive, Share
 from rlinf.workers.config import build, keys, load
 from rlinf.workers.errors import ConfigError
 
@@ -118,3 +120,55 @@ def test_a_refused_value_of_the_dataclass_itself_is_a_configuration_error() -> N
 
     with pytest.raises(ConfigError, match="n must be at least 1"):
         build(Positive, {"n": 0})
+
+
+@dataclass(frozen=True)
+class Bounded:
+    count: Count = 1
+    rate: Positive = 0.5
+    share: Share = 0.5
+    tries: Annotated[int, Bounds(2)] = 2
+    free: float = 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("count=0", "count=0 makes no sense: it must be at least 1"),
+        ("rate=0", "rate=0.0 makes no sense: it must be above 0"),
+        ("rate=.inf", "rate=inf makes no sense"),
+        ("share=1.5", "share=1.5 makes no sense: it must be from 0 to 1"),
+        ("tries=1", "tries=1 makes no sense: it must be at least 2"),
+        ("free=.nan", "free must be float, not nan"),
+        ("count=1.5", "count must be int"),
+    ],
+)
+def test_a_value_out_of_its_bounds_names_the_key(tmp_path: Path, given: str, why: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("count: 3\n")
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load(Bounded, path, [given])
+    assert load(Bounded, path, ["share=1", "free=.inf"]).share == 1.0
+
+
+def test_of_a_key_given_twice_the_last_value_counts(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("count: 3\n")
+    assert load(Bounded, path, ["count=1", "count=2"]).count == 2
+
+
+def test_a_choice_lies_below_the_file_and_its_presets(file: Path) -> None:
+    choices = {
+        "launcher": {
+            "ray": {"trainer": {"lr": 9.0, "warmup_steps": 3}},
+            "inline": {"trainer": {"warmup_steps": 5}, "steps": 1},
+        }
+    }
+    ray = load(Outer, file, preset_key="model", choices=choices)
+    assert (ray.trainer.lr, ray.trainer.warmup_steps, ray.steps) == (0.5, 3, 20)
+    inline = load(Outer, file, ["launcher=inline"], choices=choices)
+    assert (inline.trainer.lr, inline.trainer.warmup_steps, inline.steps) == (1e-3, 5, 20)
+    own = load(Outer, file, ["launcher=inline", "trainer.warmup_steps=8"], choices=choices)
+    assert own.trainer.warmup_steps == 8
+    with pytest.raises(ConfigError, match="launcher=slurm is not known: choose one of inline, ray"):
+        load(Outer, file, ["launcher=slurm"], choices=choices)

@@ -1,5 +1,6 @@
 """Calls on groups: order, results, errors, arguments."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlinf.channel import Channel, ChannelRef
+from rlinf.channel.monitor import Observer, find_job, first
 from rlinf.comm import Timeout
 from rlinf.workers import (
     CallError,
@@ -48,7 +50,7 @@ class Counter(Worker):
         return (item for item in [lambda: 0])
 
     def cores(self) -> int:
-        return self.context.threads
+        return self.context.place.threads
 
 
 class Picky(Worker):
@@ -86,6 +88,17 @@ def test_arguments_travel(cluster: Cluster, counters: Any) -> None:
     channel = cluster.channel("argument")
     assert isinstance(channel, Channel)
     assert counters.name_of(channel).result(30) == ["argument", "argument"]
+
+
+def test_a_job_can_be_looked_at_from_outside(cluster: Cluster, counters: Any) -> None:
+    channel = cluster.channel("seen")
+    channel.put_many([b"a", b"b"])
+    channel.flush()
+    with Observer(find_job(str(os.getpid()))) as observer:
+        seen = first(observer)
+    assert ("seen", 2) in [(one.name, one.depth) for one in seen.server.channels]
+    names = {peer.id for peer in seen.peers}
+    assert names >= {"channel/0", "controller/0", "counter/0", "counter/1"}
 
 
 def test_an_error_names_the_worker_and_the_line(counters: Any) -> None:

@@ -155,7 +155,7 @@ def test_value_loss_takes_the_worse_of_clipped_and_free():
     [
         lambda: Clip(low=-0.1),
         lambda: Clip(dual=1.0),
-        lambda: Normalisation("constant"),
+        lambda: Normalisation("constant", constant=0.0),
         lambda: Normalisation("token", constant=4),
     ],
 )

@@ -151,11 +151,11 @@ def test_smollm2_learns_to_add():
             autocast=True,
         ),
     )
-    rollout = TorchGenerate(build_model(ModelSpec("smollm2", dtype="bfloat16"), weights=False))
+    rollout = TorchGenerate(build_model(ModelSpec("smollm2", dtype="auto"), weights=False))
     rollout.load_state(trainer.state(), 0)
     sampling = Sampling(stop_ids=words.stop_ids)
     before = accuracy(rollout, task, task.held_out, sampling, (4, 4))
-    rewards = reinforced(task, rollout, trainer, (20, 16, 8, 4), sampling)
+    rewards = reinforced(task, rollout, trainer, (30, 16, 8, 4), sampling)
     after = accuracy(rollout, task, task.held_out, sampling, (4, 4))
     print(f"R {mean(rewards[:5]):.3f} -> {mean(rewards[-5:]):.3f}, held-out {before} -> {after}")
     assert mean(rewards[:5]) < 0.45

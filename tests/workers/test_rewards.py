@@ -108,6 +108,19 @@ def test_only_the_response_is_read():
     assert STATUSES[scored.status[0]] == "format_error"
 
 
+def test_a_tag_inside_a_retrieved_document_is_not_read():
+    own, document = "<answer>Rome</answer> ", "<information><answer>Paris</answer></information>"
+    group = group_of([own + document])
+    written = np.array([[place < len(own) for place in range(len(own + document))]])
+    amid = Group(**{f: getattr(group, f) for f in Group.__slots__} | {"written": written})
+    judge = RuleReward(decode, judge_exact_match({0: ["Paris"]}))
+    (scored,) = judge.score([amid])
+    assert scored.rewards.tolist() == [0.0]
+    assert STATUSES[scored.status[0]] == "scored"
+    only = Group(**{f: getattr(group, f) for f in Group.__slots__} | {"written": ~written})
+    assert judge.score([only])[0].rewards.tolist() == [1.0]
+
+
 class Gym:
     def score_answer(self, answer, entry):
         return 1 if answer == entry["answer"] else 0.3

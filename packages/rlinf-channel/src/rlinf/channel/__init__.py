@@ -26,6 +26,7 @@ from rlinf.channel.errors import (
     SpoolUnusable,
     Timeout,
 )
+from rlinf.channel.job import Job, announce, running_jobs
 from rlinf.channel.lease import Lease
 from rlinf.channel.lock import DeviceLock, Grant
 from rlinf.channel.policy import Choice, ConsumerLoad, ItemLoad, Policy
@@ -36,6 +37,7 @@ from rlinf.channel.statistics import (
     Holder,
     LockStatistics,
     ServerStatistics,
+    Waiting,
 )
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "ItemLoad",
     "ItemTooLarge",
     "ItemsLost",
+    "Job",
     "Lease",
     "LeaseLost",
     "LockStatistics",
@@ -75,4 +78,7 @@ __all__ = [
     "SpoolFull",
     "SpoolUnusable",
     "Timeout",
+    "Waiting",
+    "announce",
+    "running_jobs",
 ]

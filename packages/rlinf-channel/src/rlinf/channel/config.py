@@ -3,9 +3,11 @@
 import difflib
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
 
 from rlinf.channel.errors import InvalidConfig
 
@@ -72,6 +74,19 @@ class SpoolConfig:
     def tidy_size(self) -> int:
         """`tidy_bytes` in bytes."""
         return parse_bytes(self.tidy_bytes)
+
+
+def runtime_folder() -> Path:
+    """Where running jobs are announced: in `XDG_RUNTIME_DIR`, or in tmp; this user's alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "rlinf"
+    return Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}"
+
+
+def registry_token() -> str:
+    """`RLINF_TOKEN`: the token of a registry that is named by its address. Empty: none given."""
+    return os.environ.get("RLINF_TOKEN", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,18 @@
 """The half of a channel that gets."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlinf.channel.cargo import Cargo
+from rlinf.channel.cargo import CLAIM, Cargo, unpack
 from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelClosed, InvalidConfig, ItemsLost, Timeout
 from rlinf.channel.inbox import Inbox
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
 from rlinf.channel.messages import Outcome
-from rlinf.channel.wish import Wish
+from rlinf.channel.wish import Tagged, Wish
 from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
@@ -72,6 +72,19 @@ class Consumer:
         """
         wish = _wish(max_items, target_weight)
         tagged = self._inbox.take(wish, self._link.deadline(timeout), "get_batch")
+        link, allow = self._link, self._link.endpoint.config.allow_pickle
+        try:
+            whole = [
+                open_cargo(link, cargo) if cargo[0] == CLAIM else unpack(cargo, allow)
+                for _, cargo in tagged
+            ]
+        except (CodecError, ItemsLost):
+            return self._good_ones(tagged)
+        self._inbox.adopt([tag for tag, _ in tagged])
+        return whole
+
+    def _good_ones(self, tagged: Sequence[Tagged]) -> list[Any]:
+        """What can be decoded of a batch; the rest is dropped."""
         items: list[object] = []
         good: list[int] = []
         for tag, cargo in tagged:
@@ -102,9 +115,15 @@ class Consumer:
         max_items: int | None = None,
         target_weight: float | None = None,
         timeout: TimeoutLike = DEFAULT,
+        *,
+        full: bool = True,
     ) -> Iterator[Lease]:
-        """A batch like that of `get_batch`, for the length of a block; see `Lease`."""
-        wish = _wish(max_items, target_weight)
+        """A batch like that of `get_batch`, for the length of a block; see `Lease`.
+
+        Args:
+            full: False: do not wait for more once there is an item.
+        """
+        wish = _wish(max_items, target_weight)._replace(full=full)
         tagged = self._inbox.take(wish, self._link.deadline(timeout), "lease_batch")
         with Lease(self._link, self._inbox, tagged) as lease:
             yield lease

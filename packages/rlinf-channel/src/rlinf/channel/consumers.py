@@ -133,6 +133,7 @@ class Consumers:
         """The consumer, new or known; being seen renews its lease."""
         consumer = self.known.get(client)
         if consumer is None:
+            self.forget_strangers(now)
             consumer = self.known[client] = Consumer(client, now)
         consumer.seen_at = now
         consumer.expires_at = now + self._lease_s

@@ -147,10 +147,14 @@ class Queue:
         """A frozen picture."""
         return ChannelStatistics(
             name=self.name,
+            policy=self.config.type,
+            max_items=self.config.max_items,
+            max_bytes=self.config.buffer_bytes,
             depth=len(self._lanes),
             leased_items=self._consumers.leased_items,
             held_bytes=self._intake.held_bytes,
             put_items=self._intake.admitted,
+            put_bytes=self._intake.admitted_bytes,
             acknowledged_items=self._acknowledged,
             rejected_items=self._rejected,
             redelivered_items=self._redelivered,
@@ -199,7 +203,6 @@ class Queue:
         return commands
 
     def _on_attach(self, attach: Attach, now: float) -> list[Command]:
-        self._consumers.forget_strangers(now)
         self._consumers.see(attach.consumer, now).capacity = attach.capacity
         return []
 
@@ -327,7 +330,8 @@ class Queue:
             consumer.redelivered += again
             self._portions.returned = max(0, self._portions.returned - again)
         tag = self._consumers.give(consumer, items, now)
-        if not take.full and (len(items) > 1 or not take.wait):
+        asked = (take.max_items or len(items)) if take.full else int(take.wait)
+        if len(items) > asked:
             consumer.bring(now)
         self.wake_at = min(self.wake_at, consumer.expires_at)
         return Delivered(take.request, take.consumer, tag, items, self.held)
@@ -357,8 +361,7 @@ class Queue:
                 self._rejected += len(items)
             if self._journal is not None:
                 orders = [item.order for item in items]
-                finished = Finished(self.name, consumer.id, tags, orders, outcome)
-                self._journal.append(finished)
+                self._journal.append(Finished(self.name, consumer.id, tags, orders, outcome))
                 self._consumers.remember(consumer.id, tags)
             if not self.config.offload_to_cpu:
                 return [Left(items)]
@@ -372,11 +375,9 @@ class Queue:
 
     def _restore(self, consumer: Consumer, items: list[Item]) -> list[Command]:
         most = self.config.max_deliveries
-        buried: list[Item] = []
         for item in items:
             item.returns += 1
-            if most is not None and item.returns >= most:
-                buried.append(item)
+        buried = [item for item in items if most is not None and item.returns >= most]
         if buried:
             items = [item for item in items if item not in buried]
             self._bury(consumer, buried)
@@ -396,5 +397,4 @@ class Queue:
     def _deadline(self) -> float:
         times = [take.deadline for take in self._waiting.values() if take.deadline is not None]
         times += [c.expires_at for c in self._consumers.known.values() if c.leased]
-        line = self._intake.deadline()
-        return min(times + ([] if line is None else [line]), default=math.inf)
+        return min([*times, self._intake.deadline()])

@@ -98,11 +98,15 @@ class Flight:
             for message in self._on_the_way:
                 message.sent_to = 0
 
-    def server_back(self, news: ChannelError | None) -> None:
+    def tell(self, news: ChannelError) -> None:
+        """The next call raises this."""
+        with self._lock:
+            if self._failed is None:
+                self._failed, self._once = news, True
+
+    def server_back(self) -> None:
         """Send again what is on the way, in order."""
         with self._lock:
-            if news is not None and self._failed is None:
-                self._failed, self._once = news, True
             waiting = list(self._on_the_way)
         for message in waiting:
             self._send(message)

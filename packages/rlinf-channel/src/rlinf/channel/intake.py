@@ -1,5 +1,6 @@
 """The producers' side of the queue: numbering, duplicates, bounds and the line of those waiting."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -80,6 +81,7 @@ class Intake:
         self.line: deque[_Offer] = deque()
         self.held_bytes = 0
         """Queued and leased; the queue takes an item's bytes off when it is settled."""
+        self.admitted_bytes = 0
         self.closed = False
         self.duplicates = 0
 
@@ -197,11 +199,11 @@ class Intake:
             producer.holes.extend(run for run in known.refused if run[1] >= known.next)
             self._lose(client)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """The earliest deadline in the line."""
         puts = [offer.put for offer in self.line]
         puts += [p for early in self._early() for p in early if p.request]
-        return min([p.deadline for p in puts if p.deadline is not None], default=None)
+        return min([p.deadline for p in puts if p.deadline is not None], default=math.inf)
 
     def _early(self) -> list[list[Put]]:
         """Puts that came before their turn, to be changed in place."""
@@ -266,6 +268,7 @@ class Intake:
             item.order = self._orders
             self._orders += 1
             self.held_bytes += item.nbytes
+            self.admitted_bytes += item.nbytes
             lanes.append(item)
             taken.append(item)
         offer.taken += len(taken)
@@ -283,6 +286,7 @@ class Intake:
             self._record(offer, number, self._orders, tuple(offer.items))
         self._orders = order
         self.held_bytes += offer.nbytes
+        self.admitted_bytes += offer.nbytes
         offer.taken += len(offer.items)
         offer.items.clear()
 

@@ -43,6 +43,11 @@ class Lane:
     def take_first(self, count: int) -> list[Item]:
         """Take out the first so many items."""
         items = self._items
+        if count == len(items):
+            first = list(items.values())
+            items.clear()
+            self.weight = 0.0
+            return first
         first = [items.popitem(last=False)[1] for _ in range(count)]
         taken = sum([item.weight for item in first])
         self.weight = self.weight - taken if items else 0.0

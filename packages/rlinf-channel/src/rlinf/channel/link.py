@@ -23,6 +23,7 @@ from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.comm.handle import Default, Handle, TimeoutLike
 
 SERVICE = "channel"
+MONITOR_SERVICE = "channel-monitor"
 GRACE_S = 1.0
 """The server answers at the deadline; a client waits this much longer for that answer."""
 
@@ -89,12 +90,16 @@ class Link:
             ServerLost: It is gone.
             ChannelError: It refused.
         """
+        self.wait(handle, operation, timeout)
+        return self.read(handle, operation)
+
+    def wait(self, handle: Handle[Reply], operation: str, timeout: TimeoutLike) -> None:
+        """Wait for a reply. Raises `Timeout` where the server is silent for so long."""
         try:
             handle.wait(timeout)
         except CommTimeout as error:
             limit = self.seconds(timeout) or 0.0
             raise Timeout(self.channel, operation, limit, f"{self.server} is silent") from error
-        return self.read(handle, operation)
 
     def read(self, handle: Handle[Reply], operation: str) -> Reply:
         """The fields of a reply that has come, or the error it says.

@@ -92,6 +92,8 @@ class Take:
     """False: answer at once, with nothing if there is nothing."""
     done: Sequence[int] = ()
     """Tags that are settled by asking again: nobody else is served between the two."""
+    along: int = 0
+    """With `full` and `max_items`: so many more may come along, by whole batches."""
     holds: int | None = None
     """How many items the consumer knows it holds. Where the server has given it more, the rest is
     on its way back, and the channel is not drained. None: all it was given."""

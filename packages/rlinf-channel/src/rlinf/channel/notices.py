@@ -1,12 +1,24 @@
-"""What a server says of a channel in words: to whoever is told no, and in the log."""
+"""What a server says of a channel: to whoever is told no, who waits, and in the log."""
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rlinf.channel.config import ChannelConfig
-from rlinf.channel.messages import Buried, Released
-from rlinf.channel.statistics import ChannelStatistics
+from rlinf.channel.messages import Buried, ClientId, Released
+from rlinf.channel.statistics import MOST_LISTED, ChannelStatistics, Waiting
+from rlinf.comm.request import Request
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A request that is not answered yet."""
+
+    request: Request
+    since: float
+    ask: tuple[ClientId, int] | None = None
 
 
 def in_words(state: ChannelStatistics, config: ChannelConfig) -> str:
@@ -21,6 +33,17 @@ def in_words(state: ChannelStatistics, config: ChannelConfig) -> str:
         words.append(f"leased: {', '.join(held)}")
     words.append(f"{state.waiting_consumers} consumer(s) wait")
     return ", ".join(words)
+
+
+def unanswered(entries: Mapping[int, Open], now: float) -> dict[str, tuple[Waiting, ...]]:
+    """Whose requests are not answered yet, by channel, the longest first."""
+    found: dict[str, list[Waiting]] = {}
+    for entry in list(entries.values()):  # another thread may be answering some
+        operation, channel, number, _, *fields = entry.request.payload
+        where = fields[1][0] if operation == "commit" else channel
+        who = f"{entry.request.source}#{number}"
+        found.setdefault(where, []).append(Waiting(who, operation, now - entry.since))
+    return {name: tuple(who[:MOST_LISTED]) for name, who in found.items()}
 
 
 def log_released(channel: str, released: Released) -> None:

@@ -112,7 +112,7 @@ class Outbox(Flight):
                     ready = self._seal()
                     break
                 if self._fits_window(items):
-                    self._own(items)
+                    self.own(items)
                     message = self._gather(items)
                     ready = self._seal() if items.parcels or self._is_full(message) else []
                 else:
@@ -134,7 +134,7 @@ class Outbox(Flight):
         single = Loading()
         single.add(cargo, weight, key)
         self._check_size(single)
-        self._own(single)
+        self.own(single)
         with self._lock:
             self._check()
             message = self._gather(single)
@@ -252,7 +252,7 @@ class Outbox(Flight):
     def _end(self) -> None:
         self.flush(time.monotonic() + self._link.endpoint.config.linger_s)
 
-    def _own(self, items: Loading) -> None:
+    def own(self, items: Loading) -> None:
         """Have the items in memory of our own, if they may have to be sent again."""
         if self._keeps:
             empty = self._link.endpoint.empty

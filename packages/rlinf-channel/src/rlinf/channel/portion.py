@@ -56,12 +56,14 @@ class Portions:
         """
         if take.full:
             count = batch(lane, take.max_items, take.target_weight)[0]
+            if take.along and count == take.max_items:
+                more = min(_share(lane, sharers, usual_nbytes), count + take.along)
+                count = max(count, more // count * count)
         elif take.max_items == 1 or len(lane) == 1:
             return 1
         else:
-            share = math.ceil(len(lane) / max(1, sharers))
-            most = min(share, len(lane) if take.max_items is None else take.max_items)
-            count = max(1, min(most, int(PREFETCH_BYTES / max(usual_nbytes, 1.0))))
+            share = _share(lane, sharers, usual_nbytes)
+            count = share if take.max_items is None else min(share, take.max_items)
         if self.returned:
             for index, item in enumerate(islice(lane, count)):
                 if self._suspect(item):
@@ -70,3 +72,9 @@ class Portions:
 
     def _suspect(self, item: Item) -> bool:
         return item.returns >= self._suspicious
+
+
+def _share(lane: Lane, sharers: int, usual_nbytes: float) -> int:
+    """How many items one request may bring along: its part, and not too many bytes."""
+    share = math.ceil(len(lane) / max(1, sharers))
+    return max(1, min(share, int(PREFETCH_BYTES / max(usual_nbytes, 1.0))))

@@ -1,13 +1,17 @@
 """The half of a channel that puts."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 
 from rlinf.channel.batching import Loading
+from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import Packer
 from rlinf.channel.errors import ChannelError, Full, InvalidWeight
 from rlinf.channel.link import Link
 from rlinf.channel.outbox import BLOCK_BYTES, BLOCK_ITEMS, Outbox
+from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
 
@@ -81,19 +85,43 @@ class Producer:
             And what `put` raises; then, too, those before the failing one are in.
         """
         deadline = self._link.deadline(timeout)
-        message = Loading()
-        accepted = 0
-        for index, item in enumerate(items):
-            weight = 1.0 if weights is None else weights[index]
-            self._check(weight)
-            cargo = self._packer.pack(item)
-            message.add(cargo, weight, None if keys is None else keys[index])
-            if message.nbytes >= BLOCK_BYTES or message.count >= BLOCK_ITEMS:
-                self._add_all(message, deadline, accepted)
-                accepted += message.count
-                message = Loading()
-        if message.count:
-            self._add_all(message, deadline, accepted)
+        rest, at = iter(items), 0
+        while chunk := list(islice(rest, BLOCK_ITEMS)):
+            end = at + len(chunk)
+            some = (1.0,) * len(chunk) if weights is None else tuple(weights[at:end])
+            named = None if keys is None else keys[at:end]
+            self._put_chunk(chunk, some, named, deadline, at)
+            at = end
+
+    def _put_chunk(
+        self,
+        items: list[object],
+        weights: Sequence[float],
+        keys: Sequence[str | None] | None,
+        deadline: float | None,
+        before: int,
+    ) -> None:
+        """Put those before the first that cannot be put, and raise what is wrong with it.
+
+        `before`: So many of the same `put_many` are in already.
+        """
+        good = self._good(weights)
+        pack, cargos = self._packer.pack, []
+        failed: Exception | None = None
+        try:
+            for item in items[:good]:
+                cargos.append(pack(item))
+        except CodecError as error:
+            failed = error
+        for first, last in _messages(cargos):
+            message = Loading()
+            named = None if keys is None else keys[first:last]
+            message.add_all(cargos[first:last], weights[first:last], named)
+            self._add_all(message, deadline, before + first)
+        if failed is not None:
+            raise failed
+        if good < len(items):
+            raise InvalidWeight(self._link.channel, weights[good])
 
     def flush(self, timeout: TimeoutLike = DEFAULT) -> None:
         """Wait until the server holds everything put before.
@@ -111,9 +139,35 @@ class Producer:
             raise Full(error.channel, error.state, before + error.accepted) from error
 
     def _check(self, weight: float) -> None:
-        try:
-            good = 0 < weight < math.inf
-        except TypeError:
-            good = False
-        if not good:
+        if not _is_good(weight):
             raise InvalidWeight(self._link.channel, weight)
+
+    @staticmethod
+    def _good(weights: Sequence[float]) -> int:
+        """How many from the start on are weights."""
+        with suppress(TypeError):
+            if min(weights) > 0 and math.isfinite(sum(weights)):
+                return len(weights)
+        return next((i for i, w in enumerate(weights) if not _is_good(w)), len(weights))
+
+
+def _is_good(weight: float) -> bool:
+    try:
+        return 0 < weight < math.inf
+    except TypeError:
+        return False
+
+
+def _messages(cargos: Sequence[Cargo]) -> Iterator[tuple[int, int]]:
+    """First and behind the last of each message; one ends when it reaches `BLOCK_BYTES`."""
+    sizes = [cargo[1] for cargo in cargos]
+    first = 0
+    if sum(sizes) >= BLOCK_BYTES:
+        nbytes = 0
+        for index, size in enumerate(sizes):
+            nbytes += size
+            if nbytes >= BLOCK_BYTES:
+                yield first, index + 1
+                first, nbytes = index + 1, 0
+    if first < len(cargos):
+        yield first, len(cargos)

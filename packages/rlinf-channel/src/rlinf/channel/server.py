@@ -5,6 +5,7 @@ commands become replies. Payload stays closed. The thread that brings a request 
 one more thread, asleep until the next deadline, keeps time.
 """
 
+import math
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from rlinf.channel.alarm import Alarm
 from rlinf.channel.archive import Archive
 from rlinf.channel.config import ChannelConfig, SpoolConfig
 from rlinf.channel.errors import ServerLost
-from rlinf.channel.link import SERVICE, describe
+from rlinf.channel.link import MONITOR_SERVICE, OK, SERVICE, describe
 from rlinf.channel.lock import LOCK_SERVICE
 from rlinf.channel.lock_service import LockService
 from rlinf.channel.service import ChannelService
@@ -30,8 +31,8 @@ class ChannelServer:
     another server of the same name goes on with it. Several programs may use one server.
 
     Args:
-        endpoint: Where to serve; the server takes the services ``channel`` and ``device-lock``
-            of it and does not close it.
+        endpoint: Where to serve; the server takes the services ``channel``,
+            ``channel-monitor`` and ``device-lock`` of it and does not close it.
         config: What a channel gets that is created without a configuration; its `lease_s` is
             also that of the device lock.
         spool: Where to keep what it acknowledges; None: in memory only.
@@ -54,15 +55,20 @@ class ChannelServer:
         self._locks = LockService(endpoint, config.lease_s, self._archive)
         self._alarm = Alarm(f"rlinf-deadlines-{endpoint.id}", self._ring)
         self._closed = False
+        self._since = time.monotonic()
         endpoint.add_sink(self._notice)
         endpoint.serve(SERVICE, self._served(self._channels.handle))
         endpoint.serve(LOCK_SERVICE, self._served(self._locks.handle))
         self._alarm.before(time.monotonic())  # for the leases of grants that were found
+        endpoint.serve(MONITOR_SERVICE, self._served(self._show))
 
     def statistics(self) -> ServerStatistics:
         """All channels and the lock."""
         return ServerStatistics(
-            str(self._endpoint.id), self._channels.statistics(), self._locks.statistics()
+            str(self._endpoint.id),
+            time.monotonic() - self._since,
+            self._channels.statistics(),
+            self._locks.statistics(),
         )
 
     def close(self) -> None:
@@ -92,6 +98,10 @@ class ChannelServer:
             self._alarm.before(handle(request))
 
         return serve
+
+    def _show(self, request: Request) -> float:
+        request.reply((OK, self.statistics()))
+        return math.inf
 
     def _ring(self, now: float) -> float:
         return min(self._channels.tick(now), self._locks.tick(now))

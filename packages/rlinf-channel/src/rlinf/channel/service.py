@@ -37,7 +37,7 @@ from rlinf.channel.messages import (
     Settle,
     Take,
 )
-from rlinf.channel.notices import in_words, log_buried, log_released
+from rlinf.channel.notices import Open, in_words, log_buried, log_released, unanswered
 from rlinf.channel.session import CLIENT_SERVICE
 from rlinf.channel.statistics import ChannelStatistics
 from rlinf.channel.tags import Ranges, expand
@@ -47,15 +47,6 @@ from rlinf.comm.handle import Handle
 from rlinf.comm.request import Request
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A request that is not answered yet."""
-
-    request: Request
-    since: float
-    ask: tuple[ClientId, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ class ChannelService:
         archive.savers.append(lambda state: state.channels.update(self._hub.save()))
         self._lock = archive.lock
         self._numbers = itertools.count(1)
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Open] = {}
         self._asks: dict[tuple[ClientId, int], int] = {}
         self._full = ""
         """Why the disk had no room, when that was so last."""
@@ -143,8 +134,11 @@ class ChannelService:
 
     def statistics(self) -> tuple[ChannelStatistics, ...]:
         """Every channel."""
+        now = time.monotonic()
         with self._lock:
-            return tuple(queue.statistics(time.monotonic()) for queue in self._hub)
+            pictures = [queue.statistics(now) for queue in self._hub]
+        waiting = unanswered(self._open, now)
+        return tuple(replace(one, waiting=waiting.get(one.name, ())) for one in pictures)
 
     def close(self) -> None:
         """Tell everybody who waits that the server ends."""
@@ -231,7 +225,9 @@ class ChannelService:
         return []
 
     def _statistics(self, caller: _Caller) -> list[Addressed]:
-        caller.replies.append((OK, self._hub.get(caller.channel).statistics(caller.now)))
+        picture = self._hub.get(caller.channel).statistics(caller.now)
+        waiting = unanswered(self._open, caller.now).get(caller.channel, ())
+        caller.replies.append((OK, replace(picture, waiting=waiting)))
         return []
 
     def _close(self, caller: _Caller) -> list[Addressed]:
@@ -265,7 +261,7 @@ class ChannelService:
     ) -> list[Addressed]:
         self._hub.get(caller.channel)
         number, done = ask
-        max_items, target_weight, full, key, wait, holds = wish
+        max_items, target_weight, full, key, wait, along, holds = wish
         take = Take(
             self._ticket(caller, number),
             caller.client,
@@ -276,6 +272,7 @@ class ChannelService:
             _deadline(caller, timeout_s),
             bool(wait),
             expand(done),
+            along,  # type: ignore[arg-type]
             holds,  # type: ignore[arg-type]
         )
         return self._step(caller, take)
@@ -324,7 +321,7 @@ class ChannelService:
     def _ticket(self, caller: _Caller, ask: int | None = None) -> int:
         number = next(self._numbers)
         key = None if ask is None else (caller.client, ask)
-        self._open[number] = _Open(caller.request, caller.now, key)
+        self._open[number] = Open(caller.request, caller.now, key)
         if key is not None:
             self._asks[key] = number
         return number

@@ -1,6 +1,7 @@
 """What the channel clients of one endpoint share: numbers, recalls, renewals, news of losses."""
 
 import atexit
+import contextlib
 import itertools
 import logging
 import queue
@@ -71,7 +72,6 @@ class Session:
         """Items that stay on a device, by the number of the channel object that put them."""
         endpoint.serve(CLIENT_SERVICE, self._serve)
         endpoint.add_sink(self._notice)
-        atexit.register(_at_exit, weakref.ref(self))
 
     def number(self) -> int:
         """A number for one more client, not used before on this endpoint."""
@@ -81,7 +81,8 @@ class Session:
         """Have this keeper hear of recalls and losses, for as long as it lives."""
         with self._lock:
             self._keepers[number] = keeper
-        self._mail.put(_nothing)  # its lease may be shorter than the pause under way
+        if self._thread is not None:
+            self._mail.put(_nothing)  # its lease may be shorter than the pause under way
 
     def hold(self) -> None:
         """Something is held, or waited for: see that it is renewed."""
@@ -110,8 +111,13 @@ class Session:
                 self._seeking.start()
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Run `action` on the session's thread; safe to call from a finalizer."""
-        self._mail.put(action)
+        """Run `action` on the session's thread; safe to call from a finalizer.
+
+        Not where nothing was ever held, or after the end: there is nothing to give back then, and
+        an action that nobody runs would keep the endpoint alive.
+        """
+        if self._thread is not None and not self._closed:
+            self._mail.put(action)
 
     def before_end(self, number: int, action: Callable[[], None] | None) -> None:
         """Run `action` before the endpoint closes or the program ends; None: not any more."""
@@ -130,6 +136,7 @@ class Session:
                 action()
             except (ChannelError, CommError) as error:
                 log.warning("at the end of %s: %s", self._name, error)
+        self._closers.clear()
         self._mail.put(_nothing)
         self._ended.set()
 
@@ -170,6 +177,9 @@ class Session:
                 self._holding = False
                 held = [keeper.renew() for keeper in self._living()]
                 self._holding |= any(held)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._mail.get_nowait()
 
     def _serve(self, request: Request) -> None:
         operation, number, *fields = request.payload
@@ -216,12 +226,6 @@ def _nothing() -> None:
     """Wakes the session's thread."""
 
 
-def _at_exit(session: "weakref.ref[Session]") -> None:
-    living = session()
-    if living is not None:
-        living.closing()
-
-
 _sessions: weakref.WeakKeyDictionary[Endpoint, Session] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -231,5 +235,15 @@ def session_of(endpoint: Endpoint) -> Session:
     with _lock:
         session = _sessions.get(endpoint)
         if session is None:
+            if not _sessions:
+                atexit.unregister(_at_exit)
+                atexit.register(_at_exit)
             session = _sessions[endpoint] = Session(endpoint)
         return session
+
+
+def _at_exit() -> None:
+    with _lock:
+        living = list(_sessions.values())
+    for session in living:
+        session.closing()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+MOST_LISTED = 64
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatistics:
@@ -23,10 +25,26 @@ class ConsumerStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Somebody whose request at a channel is not answered yet."""
+
+    id: str
+    operation: str
+    """put, take or commit."""
+    since_s: float
+    """Seconds it has waited."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelStatistics:
     """One channel."""
 
     name: str
+    policy: str
+    max_items: int | None
+    """The bound on `depth`; None: only bytes are bounded."""
+    max_bytes: int
+    """The bound on `held_bytes`."""
     depth: int
     """Items queued; leased ones are not in it."""
     leased_items: int
@@ -34,6 +52,7 @@ class ChannelStatistics:
     """Queued and leased together."""
     put_items: int
     """Ever taken in."""
+    put_bytes: int
     acknowledged_items: int
     rejected_items: int
     redelivered_items: int
@@ -46,6 +65,8 @@ class ChannelStatistics:
     waiting_consumers: int
     closed: bool
     consumers: tuple[ConsumerStatistics, ...]
+    waiting: tuple[Waiting, ...] = ()
+    """Who waits, the longest first; at most `MOST_LISTED` are named."""
 
     @property
     def balance(self) -> float:
@@ -89,5 +110,7 @@ class ServerStatistics:
     """Everything one channel server holds."""
 
     server: str
+    up_s: float
+    """Seconds since it began to serve."""
     channels: tuple[ChannelStatistics, ...]
     lock: LockStatistics

@@ -19,6 +19,8 @@ class Wish(NamedTuple):
     full: bool = False
     key: str | None = None
     wait: bool = True
+    along: int = 0
+    """See `messages.Take`."""
 
 
 class Ask:

@@ -11,8 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlinf.comm.accelerator import local_device
     from rlinf.comm.address import Address, WorkerId
-    from rlinf.comm.codec import Parcel, join, split
+    from rlinf.comm.codec import Coded, Parcel, join, split
     from rlinf.comm.config import CommConfig
     from rlinf.comm.device import Device, Locality, locality
     from rlinf.comm.endpoint import Endpoint, EndpointStatistics
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         Sent,
         Sink,
     )
+    from rlinf.comm.group import Group
     from rlinf.comm.handle import DEFAULT, Handle, wait_all
     from rlinf.comm.mailbox import ANY
     from rlinf.comm.registry import MemoryRegistry, Registry, WorkerRecord
@@ -63,6 +65,7 @@ __all__ = [
     "ChromeTraceSink",
     "Closing",
     "CodecError",
+    "Coded",
     "CommConfig",
     "CommError",
     "ConfigError",
@@ -76,6 +79,7 @@ __all__ = [
     "EndpointStatistics",
     "Event",
     "ForkedProcess",
+    "Group",
     "Handle",
     "Locality",
     "Lost",
@@ -102,14 +106,16 @@ __all__ = [
     "WorkerRecord",
     "choose",
     "join",
+    "local_device",
     "locality",
     "split",
     "wait_all",
 ]
 
 _MODULES = {
+    "accelerator": ("local_device",),
     "address": ("Address", "WorkerId"),
-    "codec": ("Parcel", "join", "split"),
+    "codec": ("Coded", "Parcel", "join", "split"),
     "config": ("CommConfig",),
     "device": ("Device", "Locality", "locality"),
     "endpoint": ("Endpoint", "EndpointStatistics"),
@@ -124,6 +130,7 @@ _MODULES = {
         "Sent",
         "Sink",
     ),
+    "group": ("Group",),
     "handle": ("DEFAULT", "Handle", "wait_all"),
     "mailbox": ("ANY",),
     "registry": ("MemoryRegistry", "Registry", "WorkerRecord"),

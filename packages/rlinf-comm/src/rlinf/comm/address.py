@@ -7,7 +7,7 @@ _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _RANK = re.compile(r"0|[1-9][0-9]*")
 
-_HOST_SCHEMES = frozenset({"tcp"})
+_HOST_SCHEMES = frozenset({"tcp", "tls"})
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -43,7 +43,7 @@ class Caller:
         frame.cares = handle
         frame.ident = self._exchange.calls.add(handle, peer.id)
         self.patience.expire(handle, timeout, peer)
-        self._exchange.sent(peer.id, frame)
+        self._exchange.ledger.sent(peer, REQUEST, 0, frame.nbytes)
         self._manager.outbox.post(peer, frame)
         return handle
 

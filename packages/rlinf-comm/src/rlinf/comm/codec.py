@@ -5,8 +5,10 @@ What travels how
     OrderedDict, set, frozenset, dataclass, enum: by value, in the header; long strings and bytes
     in buffers. Keys, field names and dtypes are the header's structure, apart from the values.
     numpy arrays and scalars of every dtype, torch tensors and Parameters, memoryviews, and arrays
-    that numpy can look into (jax, cupy, the array API): elements in a buffer, in C order; layout
-    (strides, Fortran order, memory format) is normalised. A view is sent as its elements only.
+    that numpy can look into (jax, cupy, TensorFlow's eager tensors, the array API, DLPack):
+    elements in a buffer, in C order; layout (strides, Fortran order, memory format) is normalised.
+    A view is sent as its elements only.
+    Coded: in the form that its codec gives it; arrives as an array.
     Parcel: closed.
     Everything else: cloudpickle, with arrays and protocol 5 buffers lifted out of it;
     `allow_pickle=False` refuses it by path.
@@ -41,13 +43,15 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from rlinf.comm.encoding import array_readers, readers  # noqa: F401 - fill COMPILERS
+from rlinf.comm.encoding.coded import Coded
+from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.encoding.parcel import Parcel
 from rlinf.comm.encoding.template import Malformed, Values, compile_structure
 from rlinf.comm.encoding.writer import write
 from rlinf.comm.errors import CodecError
 from rlinf.comm.proto.message_pb2 import Header
 
-__all__ = ["Packed", "Parcel", "join", "split"]
+__all__ = ["Coded", "Packed", "Parcel", "join", "split"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -69,13 +73,17 @@ class Packed(NamedTuple):
         return len(self.header) + sum([buffer.nbytes for buffer in self.buffers])
 
 
-def split(value: object, *, allow_pickle: bool = True) -> Packed:
+def split(
+    value: object, *, allow_pickle: bool = True, kinds: frozenset[str] = frozenset()
+) -> Packed:
     """Encode an object. The buffers are views on it: write them out before it changes.
+
+    Tensors on these `kinds` of device give an `OnDevice` in the place of a buffer.
 
     Raises:
         CodecError: It cannot be encoded; `path` says where in the object the obstacle is.
     """
-    header, buffers = write(value, allow_pickle)
+    header, buffers = write(value, allow_pickle, kinds)
     return Packed(header, tuple(buffers))
 
 
@@ -107,7 +115,8 @@ def join(header: bytes, buffers: Sequence[Buffer] = (), *, allow_pickle: bool = 
 def _views(buffers: Iterable[Buffer]) -> list[memoryview]:
     return [
         buffer
-        if type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1
+        if isinstance(buffer, OnDevice)
+        or (type(buffer) is memoryview and buffer.format == "B" and buffer.ndim == 1)
         else memoryview(buffer).cast("B")
         for buffer in buffers
     ]

@@ -1,6 +1,7 @@
 """CommConfig: everything about an endpoint that a deployment may want to change."""
 
 import difflib
+import logging
 import os
 import types
 import typing
@@ -10,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from rlinf.comm.errors import ConfigError
 
 PREFIX = "RLINF_COMM_"
-ALIASES = {"CONNECTION_TIMEOUT": "connection_timeout_s"}
+ALIASES = {"CONNECTION_TIMEOUT": "connection_timeout_s", "LOG_LEVEL": "log_level"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,13 @@ class CommConfig:
         backend_priority: Names of transports to prefer, in order, over the built-in choice.
         host: Address to listen on and to tell to others. Empty: one that reaches the registry.
         port: TCP port to listen on; 0: one the system chooses, which is never taken.
+        tls_cert: Path of this worker's certificate (PEM, with the chain). With `tls_key` and
+            `tls_ca`, TCP is encrypted and both sides must have a certificate that `tls_ca` signed.
+        tls_key: Path of its private key (PEM, not encrypted).
+        tls_ca: Path of the certificates that may sign those of workers: of a CA for this job
+            alone, since whoever has a certificate of it is let in, whatever its name.
+        log_level: Level of the logger "rlinf" ("DEBUG", "INFO", ...), which then also writes to
+            stderr if nobody has set up logging. Also `LOG_LEVEL` in the environment.
         debug_in_place: Check that an array from `Endpoint.empty` was not changed while it was
             still on loan to a receiver; says so in the log (reads the array twice).
     """
@@ -56,6 +64,10 @@ class CommConfig:
     backend_priority: tuple[str, ...] = ()
     host: str = ""
     port: int = 0
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    log_level: str = ""
     debug_in_place: bool = False
 
     def __post_init__(self) -> None:
@@ -63,6 +75,12 @@ class CommConfig:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
                 raise ConfigError(f"CommConfig.{field.name} is {value}; it must not be negative")
+        tls = (self.tls_cert, self.tls_key, self.tls_ca)
+        if any(tls) and not all(tls):
+            raise ConfigError("CommConfig: tls_cert, tls_key and tls_ca belong together: set all")
+        if self.log_level and self.log_level.upper() not in logging.getLevelNamesMapping():
+            known = ", ".join(logging.getLevelNamesMapping())
+            raise ConfigError(f"CommConfig.log_level is {self.log_level!r}; known are {known}")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "CommConfig":

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf.comm.address import WorkerId
@@ -14,12 +14,15 @@ from rlinf.comm.device import Device
 from rlinf.comm.errors import CommError, EndpointClosed, ForkedProcess
 from rlinf.comm.events import Closing, Sink
 from rlinf.comm.fork import guard
-from rlinf.comm.frame import MESSAGE, Outgoing
+from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
+from rlinf.comm.into import fill
+from rlinf.comm.logs import show
 from rlinf.comm.mailbox import ANY, Any_, Wish
-from rlinf.comm.peers import Peer
+from rlinf.comm.many import Many
+from rlinf.comm.peers import Peer, lost_error
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
 from rlinf.comm.transports.tcp import host_towards
@@ -27,7 +30,6 @@ from rlinf.comm.transports.tcp import host_towards
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1 << 16
-STATISTICS = "rlinf.statistics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Endpoint:
         if not config.host:
             config = replace(config, host=host_towards(registry.host))
         self.config = config
+        show(config.log_level)
         self.record = WorkerRecord(
             self.id,
             time.time_ns(),
@@ -93,12 +96,12 @@ class Endpoint:
         self._in = Interior(self.record, config, registry)
         self._loop = self._in.loop
         self._exchange = self._in.exchange
+        self._mailbox = self._exchange.mailbox
         self._outbox = self._in.manager.outbox
         self._patience = self._in.patience
         self.registry = self._in.registry
         if sink is not None:
-            self._exchange.sinks.append(sink)
-        self._exchange.services.add(STATISTICS, lambda r: r.reply(asdict(self.statistics())))
+            self._exchange.ledger.sinks.append(sink)
         guard(self, Endpoint._after_fork)
         try:
             self.record = self._in.open()
@@ -122,13 +125,13 @@ class Endpoint:
         if self._refusal is not None:
             raise self._refusal
         peer = self._known.get(to) or self._peer(to)
-        frame = self._exchange.pack(MESSAGE, obj, tag=tag)
-        link = peer.link
-        copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
-        if copied and self._outbox.try_post(peer, frame):
-            self._exchange.sent(peer.id, frame)
+        flags, header, buffers = self._exchange.encode(obj)
+        if not buffers and self._outbox.try_small(peer, tag, flags, header):
+            self._exchange.ledger.sent(peer, MESSAGE, tag, len(header))
             return
-        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+        frame = Outgoing(MESSAGE, header, buffers, tag=tag)
+        frame.flags = flags
+        self._send(frame, peer, timeout)
 
     def isend(
         self, obj: object, to: str | WorkerId, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -141,7 +144,7 @@ class Endpoint:
         peer = self._peer(to)
         frame = self._exchange.pack(MESSAGE, obj, tag=tag)
         if self._outbox.try_post(peer, frame):
-            self._exchange.sent(peer.id, frame)
+            self._exchange.ledger.sent(peer, MESSAGE, tag, frame.nbytes)
             done: Handle[None] = Handle("isend", progress=self._loop)
             done.set_result(None)
             return done
@@ -180,16 +183,26 @@ class Endpoint:
             raise failed[0]
 
     def recv(
-        self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
+        self,
+        source: str | WorkerId | Any_ = ANY,
+        *,
+        tag: int = 0,
+        timeout: TimeoutLike = DEFAULT,
+        out: Any = None,
     ) -> Any:
         """Receive the next object from `source` (ANY: whoever sent first).
+
+        Into `out`, if that is given: an array or tensor, or a dict, list or tuple of such; it is
+        returned, and untouched unless everything fits.
 
         Raises:
             Timeout: Nothing came in time.
             PeerLost: The source is gone (and all it had sent is received).
             CodecError: What came cannot be decoded.
+            MessageMismatch: It has another dtype, shape or structure than `out`; it is lost.
         """
-        return self.recv_from(source, tag=tag, timeout=timeout)[0]
+        obj, sender = self.recv_from(source, tag=tag, timeout=timeout)
+        return obj if out is None else fill(out, obj, sender)
 
     def recv_from(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -198,14 +211,10 @@ class Endpoint:
         if self._refusal is not None:
             raise self._refusal
         peer = None if isinstance(source, Any_) else self._known.get(source) or self._peer(source)
-        who = ANY if peer is None else peer.id
-        letter = self._exchange.mailbox.take(who, tag)
-        if letter is not None:
-            return self._exchange.open(letter), letter.source
-        handle = self._ask(peer, tag, named=True)
-        self._patience.wait(handle, timeout, peer)
-        received: tuple[Any, WorkerId] = handle.result(0.0)
-        return received
+        letter = self._mailbox.take(ANY if peer is None else peer.id, tag)
+        if letter is None:
+            return self._wait_for(peer, tag, timeout)
+        return self._exchange.open(letter), letter.source
 
     def irecv(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -216,6 +225,11 @@ class Endpoint:
         handle = self._ask(peer, tag, named=False)
         self._patience.expire(handle, timeout, peer)
         return handle
+
+    @property
+    def many(self) -> Many:
+        """`send` and `recv` for many small messages at a time."""
+        return Many(self)
 
     # -- services ------------------------------------------------------------------------------
 
@@ -241,18 +255,18 @@ class Endpoint:
 
         It is the receiver's as soon as it is sent: do not write to it again before the receiver
         is done with it, or send a copy (`CommConfig.debug_in_place` finds out who does). Small
-        arrays (under 64 KiB) are copied all the same. Ordinary memory where no transport has any.
+        arrays (under 256 KiB) are copied all the same. Ordinary memory where no transport has any.
         """
         self._check()
         return empty(self._in.transports.values(), shape, dtype)
 
     def add_sink(self, sink: Sink) -> None:
         """Tell this sink of every event from now on."""
-        self._exchange.sinks.append(sink)
+        self._exchange.ledger.sinks.append(sink)
 
     def statistics(self) -> EndpointStatistics:
         """What was sent and received, and which transport leads to whom."""
-        counters = self._exchange.counters
+        counters = self._exchange.ledger.counters
         me = self.id
         links = {str(p.id): p.link.transport for p in self._in.peers.all() if p.link and p.id != me}
         return EndpointStatistics(
@@ -271,7 +285,7 @@ class Endpoint:
         """
         if self._refusal is not None:
             return
-        self._exchange.emit(Closing(self.id, self.epoch, time.monotonic()))
+        self._exchange.ledger.emit(Closing(self.id, self.epoch, time.monotonic()))
         self._refusal = EndpointClosed(f"endpoint {self.id} is closed", operation="close")
         self._in.close(self._refusal)
 
@@ -306,21 +320,69 @@ class Endpoint:
             known = self._known[who] = self._in.peers.get(WorkerId.parse(who))
         return known
 
+    def _send(self, frame: Outgoing, peer: Peer, timeout: TimeoutLike) -> None:
+        link = peer.link
+        copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
+        if copied and self._outbox.try_post(peer, frame):
+            self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
+            return
+        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+
     def _post(self, frame: Outgoing, peer: Peer, what: str) -> Handle[None]:
         handle: Handle[None] = self._patience.handle(f"{what} {peer.name} ({frame.nbytes} bytes)")
         frame.cares = handle
         frame.done = handle
         self._outbox.post(peer, frame)
-        self._exchange.sent(peer.id, frame)
+        self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
         return handle
 
+    def _wait_for(self, peer: Peer | None, tag: int, timeout: TimeoutLike) -> tuple[Any, WorkerId]:
+        """Receive what has not come yet: read the sockets, and only then get in line."""
+        begun = time.monotonic()
+        link = None if peer is None else peer.link
+        if (peer is None or link is not None) and self._loop.lead():
+            try:
+                letter = self._read_for(peer, tag, self._patience.limit(timeout))
+            finally:
+                self._loop.retire()
+            if letter is not None:
+                return self._exchange.open(letter), letter.source
+            self._check()
+        wish = self._ask(peer, tag, named=True)
+        if peer is not None and link is not None and peer.link is None and peer.down is not None:
+            down = peer.down
+            self._exchange.lost(peer, lost_error(peer.id, down.epoch, down.reason))
+        try:
+            self._patience.wait(wish, timeout, peer, begun)
+        finally:
+            if not wish.done():  # a signal has ended the wait
+                wish.cancel()
+        received: tuple[Any, WorkerId] = wish.result(0.0)
+        return received
+
+    def _read_for(self, peer: Peer | None, tag: int, limit: float | None) -> Incoming | None:
+        """Poll once, with the lead, and take what comes; None where it was something else."""
+        letter = self._mailbox.hope(ANY if peer is None else peer.id, tag)
+        if letter is not None:
+            return letter
+        if limit is None:
+            log.info("waiting without a deadline for: %s", _receiving(peer, tag))
+        try:
+            self._loop.turn(limit)
+        except BaseException:  # a signal
+            self._mailbox.despair()
+            raise
+        return self._mailbox.answer()
+
     def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Wish:
-        what = "recv from anybody" if peer is None else peer.receiving
-        if tag:
-            what = f"{what} (tag {tag})"
         who = ANY if peer is None else peer.id
-        wish = Wish(what, self._loop, self._patience.timeout_s, who, named)
+        wish = Wish(_receiving(peer, tag), self._loop, self._patience.timeout_s, who, named)
         self._exchange.ask(wish, tag)
         if peer is not None and peer.link is None and not wish.done():
             self._patience.watch(wish, peer)
         return wish
+
+
+def _receiving(peer: Peer | None, tag: int) -> str:
+    what = "recv from anybody" if peer is None else peer.receiving
+    return f"{what} (tag {tag})" if tag else what

@@ -1,36 +1,25 @@
 """Exchange: what an endpoint does with payload, from the manager below to the user above."""
 
-import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf.comm import codec
 from rlinf.comm import lifecycle as life
 from rlinf.comm.address import WorkerId
+from rlinf.comm.bundle import untie
 from rlinf.comm.errors import CommError, PeerLost
-from rlinf.comm.events import Connected, Disconnected, Event, Lost, Received, Sent, Sink
-from rlinf.comm.frame import ERROR, MESSAGE, NAMES, RAW, REPLY, REQUEST, Incoming, Outgoing
-from rlinf.comm.mailbox import Letter, Mailbox, Wish
+from rlinf.comm.events import Connected, Disconnected, Lost
+from rlinf.comm.frame import ERROR, MANY, MESSAGE, RAW, REPLY, REQUEST, Incoming, Outgoing
+from rlinf.comm.ledger import Ledger
+from rlinf.comm.mailbox import Mailbox, Source, Wish
 from rlinf.comm.outbox import Outbox
 from rlinf.comm.peers import Peer, Peers, lost_error
 from rlinf.comm.request import Calls, Request, Services, rebuild
 from rlinf.comm.transports.base import Link
-
-log = logging.getLogger(__name__)
+from rlinf.comm.window import LETTER_BYTES
 
 RAW_BYTES = 1 << 12
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the endpoint was made."""
-
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
 
 
 class Exchange:
@@ -41,25 +30,30 @@ class Exchange:
         self.mailbox = Mailbox(self._fulfil)
         self.services = Services(me)
         self.calls = Calls()
-        self.sinks: list[Sink] = []
-        self.counters = Counters()
+        self.ledger = Ledger(me)
         self.outbox: Outbox
+        self.kinds: frozenset[str] = frozenset()
         self._peers = peers
         self._allow_pickle = allow_pickle
 
     # -- encode and decode ---------------------------------------------------------------------
 
+    def encode(self, obj: object) -> tuple[int, bytes, Sequence[memoryview]]:
+        """The flags, header and buffers of an object; a few bytes are their own encoding."""
+        if type(obj) is bytes and len(obj) <= RAW_BYTES:
+            return RAW, obj, ()
+        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle, kinds=self.kinds)
+        return 0, header, buffers
+
     def pack(
         self, kind: int, obj: object, *, tag: int = 0, ident: int = 0, service: str = ""
     ) -> Outgoing:
-        """Encode an object into a frame; a few bytes are their own encoding."""
+        """Encode an object into a frame."""
+        flags, header, buffers = self.encode(obj)
         name = service.encode() if service else b""
-        if type(obj) is bytes and len(obj) <= RAW_BYTES:
-            frame = Outgoing(kind, obj, (), tag=tag, ident=ident, service=name)
-            frame.flags = RAW
-            return frame
-        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle)
-        return Outgoing(kind, header, buffers, tag=tag, ident=ident, service=name)
+        frame = Outgoing(kind, header, buffers, tag=tag, ident=ident, service=name)
+        frame.flags = flags
+        return frame
 
     def unpack(self, frame: Incoming) -> Any:
         """Decode what a frame carries; arrays are views on its buffers."""
@@ -69,28 +63,49 @@ class Exchange:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def open(self, letter: Letter) -> Any:
+    def open(self, letter: Incoming) -> Any:
         """Decode a letter that is being received, and let the sender send on."""
-        if letter.window.consume(letter.frame.nbytes):
+        if letter.window.consume(letter.nbytes):
             self.outbox.credit(self._peers.get(letter.source))
-        return self.unpack(letter.frame)
+        return letter.header if letter.flags & RAW else self.unpack(letter)
+
+    def take(self, source: Source, tag: int, most: int, found: list[Any]) -> None:
+        """Receive what is there of a source and tag, until `found` has that many messages."""
+        while len(found) < most:
+            letter = self.mailbox.take_bundle(source, tag, most - len(found))
+            if letter is None:
+                return
+            nbytes = letter.nbytes
+            if letter.rest is not None:
+                nbytes += (len(letter.rest) - 1) * LETTER_BYTES
+                found += letter.rest
+            else:
+                try:
+                    found.append(self.unpack(letter))
+                except CommError:
+                    if found:  # those first; the error is the next receive's
+                        self.mailbox.put_back(letter)
+                        return
+                    raise
+            if letter.window.consume(nbytes):
+                self.outbox.credit(self._peers.get(letter.source))
 
     def ask(self, wish: Wish, tag: int) -> None:
         """Fulfil a wish with the next message."""
         letter = self.mailbox.wish(tag, wish)
-        if letter is not None and not self._fulfil(wish, letter):
-            self.mailbox.give_back(letter)
+        if letter is not None:
+            self._fulfil(wish, letter)
 
-    def _fulfil(self, wish: Wish, letter: Letter) -> bool:
+    def _fulfil(self, wish: Wish, letter: Incoming) -> bool:
         if wish.done():
             return False
         try:
-            obj = self.unpack(letter.frame)
+            obj = self.unpack(letter)
         except CommError as error:
             taken = wish.set_error(error)
         else:
             taken = wish.set_result((obj, letter.source) if wish.named else obj)
-        if taken and letter.window.consume(letter.frame.nbytes):
+        if taken and letter.window.consume(letter.nbytes):
             self.outbox.credit(self._peers.get(letter.source))
         return taken
 
@@ -98,14 +113,13 @@ class Exchange:
 
     def payload(self, link: Link, peer: Peer, frame: Incoming) -> None:
         """A message, request, reply or error has come."""
-        counters = self.counters
-        counters.received += 1
-        counters.received_bytes += frame.nbytes
-        if self.sinks:
-            at, what = time.monotonic(), NAMES[frame.kind]
-            self.emit(Received(peer.id, link.epoch, at, what, frame.tag, frame.nbytes))
+        self.ledger.received(peer, link.epoch, frame)
         if frame.kind == MESSAGE:
-            self.mailbox.deliver(Letter(peer.id, frame, peer.window))
+            frame.source, frame.window = peer.id, peer.window
+            if frame.flags & MANY:
+                frame.unfold(untie(frame.header))
+                self.ledger.counters.received += len(frame.rest or ()) - 1
+            self.mailbox.deliver(frame)
         elif frame.kind == REQUEST:
             self._serve(link, peer, frame)
         else:
@@ -114,16 +128,16 @@ class Exchange:
     def connected(self, link: Link, peer: Peer) -> None:
         """A peer is connected."""
         at = time.monotonic()
-        self.emit(Connected(peer.id, link.epoch, at, link.transport, peer.because))
+        self.ledger.emit(Connected(peer.id, link.epoch, at, link.transport, peer.because))
 
     def disconnected(self, peer: Peer, down: life.Down) -> None:
         """A peer is not any more: what waits for it will not come."""
         now = time.monotonic()
         if down.idle:
-            self.emit(Disconnected(peer.id, down.epoch, now))
+            self.ledger.emit(Disconnected(peer.id, down.epoch, now))
             return
         self.lost(peer, lost_error(peer.id, down.epoch, down.reason))
-        self.emit(Lost(peer.id, down.epoch, now, down.reason, down.clean))
+        self.ledger.emit(Lost(peer.id, down.epoch, now, down.reason, down.clean))
 
     def unreachable(self, peer: Peer, error: BaseException) -> None:
         """A peer could not be connected to; if it is dead, what waits for it will not come."""
@@ -150,22 +164,6 @@ class Exchange:
         for handle in self.calls.of():
             handle.set_error(_during(error, "call"))
 
-    def emit(self, event: Event) -> None:
-        """Tell the sinks; one that raises is reported and does not stop the others."""
-        for sink in tuple(self.sinks):
-            try:
-                sink(event)
-            except Exception:
-                log.exception("%s: sink %r raised", self.me, sink)
-
-    def sent(self, to: WorkerId, frame: Outgoing) -> None:
-        """Count a frame that was handed over."""
-        self.counters.sent += 1
-        self.counters.sent_bytes += frame.nbytes
-        if self.sinks:
-            at, what = time.monotonic(), NAMES[frame.kind]
-            self.emit(Sent(to, 0, at, what, frame.tag, frame.nbytes))
-
     # -- calls ---------------------------------------------------------------------------------
 
     def _serve(self, link: Link, peer: Peer, frame: Incoming) -> None:
@@ -173,7 +171,7 @@ class Exchange:
 
         def answer(kind: int, value: object) -> None:
             reply = self.pack(kind, value, ident=frame.ident)
-            self.sent(peer.id, reply)
+            self.ledger.sent(peer, kind, 0, reply.nbytes)
             self.outbox.reply(link, peer, reply)
 
         service = frame.service.decode(errors="replace")

@@ -5,6 +5,7 @@ that belongs to an endpoint lets the waiting thread read the sockets itself (`Pr
 no other thread is needed to answer it.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -225,3 +226,23 @@ def wait_all(handles: Sequence[Handle[T]], timeout: TimeoutLike = DEFAULT) -> li
             error.add_note(f"raised by handle {index} of {len(handles)}: {handle.what}")
             raise
     return results
+
+
+def together(handles: Sequence[Handle[Any]], what: str) -> Handle[None]:
+    """A handle that is done once all of these are, or as soon as one fails (with its error)."""
+    progress = handles[0]._progress if handles else None
+    both: Handle[None] = Handle(what, progress=progress)
+    left = itertools.count(len(handles) - 1, -1)
+
+    def note(handle: Handle[Any]) -> None:
+        error = handle.exception()
+        if error is not None:
+            both.set_error(error)
+        elif not next(left):
+            both.set_result(None)
+
+    for handle in handles:
+        handle.add_done_callback(note)
+    if not handles:
+        both.set_result(None)
+    return both

@@ -8,6 +8,7 @@ from rlinf.comm.config import CommConfig
 from rlinf.comm.errors import CommError
 from rlinf.comm.exchange import Exchange
 from rlinf.comm.handle import Handle
+from rlinf.comm.inspection import Inspection
 from rlinf.comm.manager import ConnectionManager, Outfit
 from rlinf.comm.membership import Membership
 from rlinf.comm.patience import Patience
@@ -32,7 +33,8 @@ class Interior:
         registry: Where to register.
 
     Attributes:
-        loop, peers, exchange, manager, patience, caller, registry, transports: The parts.
+        loop, peers, exchange, manager, patience, caller, inspection, registry, transports: The
+            parts.
     """
 
     def __init__(self, record: WorkerRecord, config: CommConfig, registry: Registry) -> None:
@@ -42,7 +44,9 @@ class Interior:
         self._token = registry.token
         self.transports: dict[str, Transport] = {}
         self.loop = Loop(f"rlinf-{record.id}")
-        self._memory = PrivateMemory(config.pool_bytes)
+        self._memory = PrivateMemory(
+            config.pool_bytes, lambda trim: self.loop.call_later(config.pool_idle_s, trim)
+        )
         self.peers = Peers(record.id, config.window_bytes)
         self.exchange = Exchange(record.id, self.peers, allow_pickle=config.allow_pickle)
         outfit = Outfit(
@@ -60,6 +64,7 @@ class Interior:
         )
         self.patience.manager, self.patience.exchange = self.manager, self.exchange
         self.caller = Caller(self.exchange, self.peers, self.manager, self.patience, self.loop)
+        self.inspection = Inspection(self.exchange, self.peers, self.caller)
         self.registry = registry.bind(self.caller)
         self._membership = Membership(self.registry, self.loop, config.heartbeat_s)
 
@@ -75,15 +80,23 @@ class Interior:
             owner=reception,
             deferred=self.peers.deferred,
             memory=self._memory,
+            device=record.device,
         )
-        for name, kind in transports()[0].items():
+        usable, absent = transports()
+        missing = dict(absent)
+        for name, kind in usable.items():
+            reason = kind.unsuited(record.device, config)
+            if reason is not None:
+                missing[name] = reason
+                continue
             self.transports[name] = kind(surroundings)
+            self.exchange.kinds |= kind.kinds
         addresses = tuple(transport.listen() for transport in self.transports.values())
         self.manager.me = replace(record, addresses=addresses)
+        self.manager.missing = missing
         self.manager.use(self.transports, reception.greeter, surroundings)
         self.manager.me = self._membership.join(self.manager.me, config.connection_timeout_s)
         self.loop.call_later(config.idle_s, self._close_idle)
-        self.loop.call_later(config.pool_idle_s, self._trim)
         return self.manager.me
 
     def close(self, error: CommError) -> None:
@@ -111,10 +124,6 @@ class Interior:
         if not self.manager.closing:
             self.manager.close_idle(lambda peer: any(True for _ in self.exchange.calls.of(peer)))
             self.loop.call_later(self._config.idle_s, self._close_idle)
-
-    def _trim(self) -> None:
-        self._memory.trim()
-        self.loop.call_later(self._config.pool_idle_s, self._trim)
 
     def _linger(self) -> None:
         """Wait, for a while, until what is queued has left."""

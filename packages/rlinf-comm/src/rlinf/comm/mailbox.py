@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlinf.comm.address import WorkerId
-from rlinf.comm.frame import Incoming
+from rlinf.comm.frame import RAW, Incoming
 from rlinf.comm.handle import Handle, Progress
-from rlinf.comm.window import Window
 
 
 class Any_:  # noqa: N801 - the type of the constant ANY
@@ -25,18 +24,6 @@ class Any_:  # noqa: N801 - the type of the constant ANY
 ANY: Final = Any_()
 
 Source = WorkerId | Any_
-
-
-class Letter:
-    """A message that has arrived: from whom, the frame, and the window it has to be taken from."""
-
-    __slots__ = ("frame", "order", "source", "window")
-
-    def __init__(self, source: WorkerId, frame: Incoming, window: Window) -> None:
-        self.source = source
-        self.frame = frame
-        self.window = window
-        self.order = 0
 
 
 class Wish(Handle[Any]):
@@ -67,34 +54,81 @@ class Mailbox:
         fulfil: Decodes a letter and completes the handle of a wish; False: nobody cares any more.
     """
 
-    def __init__(self, fulfil: Callable[[Wish, Letter], bool]) -> None:
+    def __init__(self, fulfil: Callable[[Wish, Incoming], bool]) -> None:
         self._fulfil = fulfil
         self._lock = threading.Lock()
         self._order = itertools.count()
-        self._letters: dict[int, dict[WorkerId, deque[Letter]]] = {}
+        self._letters: dict[int, dict[WorkerId, deque[Incoming]]] = {}
         self._wishes: dict[int, deque[Wish]] = {}
+        self._hope: Source | None = None
+        self._hoped_tag = 0
+        self._answer: Incoming | None = None
         self.nbytes = 0
 
-    def deliver(self, letter: Letter) -> bool:
-        """Give a letter to the first wish that takes it, else keep it; says whether taken."""
+    def deliver(self, letter: Incoming) -> None:
+        """Give a letter to the first wish that takes it, else keep it; a bundle, to several."""
+        one: Incoming | None = None
         while True:
             with self._lock:
-                wish = self._matching(letter)
+                wish = self._matching(letter) if self._wishes else None
+                if wish is None and not self._is_hoped_for(letter):
+                    self._keep(letter, one)
+                    return
+                if one is None:
+                    one = letter.split()
                 if wish is None:
-                    letter.order = next(self._order)
-                    self._keep(letter)
-                    return False
-            if self._fulfil(wish, letter):
-                return True
+                    self._hope, self._answer = None, one
+            if wish is None or self._fulfil(wish, one):
+                if not letter.rest:
+                    return
+                one = None
 
-    def take(self, source: Source, tag: int) -> Letter | None:
+    def take(self, source: Source, tag: int) -> Incoming | None:
         """The oldest letter there is for this source and tag, if any."""
         if not self._letters:
             return None
         with self._lock:
             return self._take(source, tag)
 
-    def wish(self, tag: int, wish: Wish) -> Letter | None:
+    def take_bundle(self, source: Source, tag: int, most: int) -> Incoming | None:
+        """The same; all that is left of a raw bundle, if that is no more than `most` messages."""
+        if not self._letters:
+            return None
+        with self._lock:
+            return self._take(source, tag, most=most)
+
+    def put_back(self, letter: Incoming) -> None:
+        """What was taken is to be the first again."""
+        with self._lock:
+            sources = self._letters.setdefault(letter.tag, {})
+            queue = sources.setdefault(letter.source, deque())
+            letter.order = queue[0].order if queue else next(self._order)
+            queue.appendleft(letter)
+            self.nbytes += letter.nbytes
+
+    def hope(self, source: Source, tag: int) -> Incoming | None:
+        """The same; and the next one that comes, if no wish takes it, is kept for `answer`.
+
+        For the thread that dispatches, about to look for it: there is one at a time.
+        """
+        with self._lock:
+            letter = self._take(source, tag) if self._letters else None
+            if letter is None:
+                self._hope, self._hoped_tag = source, tag
+            return letter
+
+    def answer(self) -> Incoming | None:
+        """What has come of the last `hope`."""
+        letter, self._hope, self._answer = self._answer, None, None
+        return letter
+
+    def despair(self) -> None:
+        """Nobody will ask for the `answer`."""
+        letter = self.answer()
+        if letter is not None:
+            self.put_back(letter)
+
+    def wish(self, tag: int, wish: Wish) -> Incoming | None:
         """A letter that is there already, else None: the wish is kept for one that comes."""
         with self._lock:
             letter = self._take(wish.source, tag)
@@ -106,17 +140,6 @@ class Mailbox:
                 wishes.append(wish)
             return letter
 
-    def give_back(self, letter: Letter) -> None:
-        """A letter taken for a wish that was withdrawn meanwhile: the next one may have it."""
-        while True:
-            with self._lock:
-                wish = self._matching(letter)
-                if wish is None:
-                    self._keep(letter, first=True)
-                    return
-            if self._fulfil(wish, letter):
-                return
-
     def wishes(self, source: WorkerId | None = None) -> list[Wish]:
         """What waits for this source in particular (None: everything that waits)."""
         with self._lock:
@@ -127,19 +150,25 @@ class Mailbox:
                 if source is None or wish.source == source
             ]
 
-    def _matching(self, letter: Letter) -> Wish | None:
+    def _is_hoped_for(self, letter: Incoming) -> bool:
+        hope = self._hope
+        if hope is None or self._hoped_tag != letter.tag:
+            return False
+        return hope is letter.source or hope is ANY
+
+    def _matching(self, letter: Incoming) -> Wish | None:
         """Under the lock. Wishes whose handle is done (withdrawn, expired) are dropped."""
-        wishes = self._wishes.get(letter.frame.tag)
+        wishes = self._wishes.get(letter.tag)
         if wishes is None:
             return None
         for index, wish in enumerate(wishes):
             if wish.done():
-                self._sweep(letter.frame.tag)
+                self._sweep(letter.tag)
                 return self._matching(letter)
             if wish.source is letter.source or wish.source is ANY or wish.source == letter.source:
                 del wishes[index]
                 if not wishes:
-                    del self._wishes[letter.frame.tag]
+                    del self._wishes[letter.tag]
                 return wish
         return None
 
@@ -150,28 +179,44 @@ class Mailbox:
         else:
             del self._wishes[tag]
 
-    def _keep(self, letter: Letter, *, first: bool = False) -> None:
-        queue = self._letters.setdefault(letter.frame.tag, {}).setdefault(letter.source, deque())
-        if first:
-            queue.appendleft(letter)
+    def _keep(self, letter: Incoming, one: Incoming | None) -> None:
+        """Under the lock. `one` was split off, but nobody took it."""
+        letter.order = next(self._order)
+        if one is not None and letter.rest is not None:
+            letter.rest.appendleft(one.header)
+            letter.nbytes += one.nbytes
+        sources = self._letters.get(letter.tag)
+        if sources is None:
+            sources = self._letters[letter.tag] = {}
+        queue = sources.get(letter.source)
+        if queue is None:
+            sources[letter.source] = deque((letter,))
         else:
             queue.append(letter)
-        self.nbytes += letter.frame.nbytes
+        self.nbytes += letter.nbytes
 
-    def _take(self, source: Source, tag: int) -> Letter | None:
+    def _queue(self, source: Source, tag: int) -> deque[Incoming] | None:
+        """Where the oldest letter for this source and tag is the first. Under the lock."""
         sources = self._letters.get(tag)
         if sources is None:
             return None
         if isinstance(source, WorkerId):
-            queue = sources.get(source)
-        else:
-            queue = min(sources.values(), key=lambda letters: letters[0].order)
+            return sources.get(source)
+        return min(sources.values(), key=lambda letters: letters[0].order)
+
+    def _take(self, source: Source, tag: int, *, most: int = 0) -> Incoming | None:
+        """A raw bundle of no more than `most` messages is taken whole. Under the lock."""
+        queue = self._queue(source, tag)
         if queue is None:
             return None
-        letter = queue.popleft()
-        if not queue:
-            del sources[letter.source]
-            if not sources:
-                del self._letters[tag]
-        self.nbytes -= letter.frame.nbytes
-        return letter
+        letter = queue[0]
+        whole = letter.rest is not None and len(letter.rest) <= most and bool(letter.flags & RAW)
+        one = letter if whole else letter.split()
+        if whole or not letter.rest:
+            queue.popleft()
+            if not queue:
+                del self._letters[tag][letter.source]
+                if not self._letters[tag]:
+                    del self._letters[tag]
+        self.nbytes -= one.nbytes
+        return one

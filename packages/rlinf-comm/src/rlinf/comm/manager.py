@@ -65,12 +65,14 @@ class ConnectionManager:
     Attributes:
         me: This side's record; replaced once the registry has given it an epoch.
         closing: Whether no new connection is to be made.
+        missing: Why transports are not to be had on this side.
     """
 
     def __init__(self, outfit: Outfit, peers: Peers) -> None:
         self.me = outfit.me
         self.closing = False
         self.transports: dict[str, Transport] = {}
+        self.missing: dict[str, str] = {}
         self.outbox = Outbox(peers, lambda peer: self._step(peer, life.Wanted()))
         self._outfit = outfit
         self._loop = outfit.loop
@@ -181,20 +183,26 @@ class ConnectionManager:
 
     def _choose(self, peer: Peer, record: WorkerRecord, available: set[str]) -> Choice:
         """The best transport that has not failed to connect; once all have, the best again."""
+        priority = self._outfit.priority
+        theirs = dict.fromkeys(self.transports, f"{peer.id} does not listen on it")
+        tried = dict.fromkeys(peer.tried, "did not connect")
+        reasons = theirs | tried | self.missing
         try:
-            return choose(self.me, record, available - peer.tried, self._outfit.priority)
+            return choose(self.me, record, available - peer.tried, priority, reasons)
         except NoTransport:
             if not peer.tried:
                 raise
         peer.tried.clear()
-        return choose(self.me, record, available, self._outfit.priority)
+        return choose(self.me, record, available, priority, reasons)
 
     def _up(self, peer: Peer, link: Link, epoch: int) -> None:
         if not link.dialled:
             peer.because = f"{link.transport}: the peer chose"
         self._attach(peer, link, epoch)
         self.outbox.flush(peer)
-        log.debug("%s - %s: %s", self.me.id, peer.id, peer.because)
+        if peer.because != peer.said:
+            peer.said = peer.because
+            log.info("%s - %s over %s", self.me.id, peer.id, peer.because)
         self._peers.deferred.add(lambda: self._outfit.upward.connected(link, peer))
 
     def _attach(self, peer: Peer, link: Link, epoch: int) -> None:

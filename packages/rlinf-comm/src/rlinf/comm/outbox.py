@@ -24,6 +24,20 @@ class Outbox:
         self._deferred = peers.deferred
         self._connect = connect
 
+    def try_small(self, peer: Peer, tag: int, flags: int, header: bytes) -> bool:
+        """Send a message without buffers if it can be sent now; else nothing has happened."""
+        link = peer.link
+        if link is None:
+            return False
+        with self._lock:
+            if peer.waiting or not peer.window.take(len(header)):
+                return False
+            peer.used += 1
+            sent = link.send_small(tag, flags, header)
+        if self._deferred.actions:
+            self._deferred.run()
+        return sent
+
     def try_post(self, peer: Peer, frame: Outgoing) -> bool:
         """Send if it can be sent now; else nothing has happened.
 

@@ -46,14 +46,28 @@ class Patience:
         """Seconds, with the default filled in."""
         return self.timeout_s if isinstance(timeout, Default) else timeout
 
-    def wait(self, handle: Handle[Any], timeout: TimeoutLike, peer: Peer | None) -> None:
-        """Wait; a deadline that passes ends the operation itself. Raises its error."""
+    def wait(
+        self,
+        handle: Handle[Any],
+        timeout: TimeoutLike,
+        peer: Peer | None,
+        since: float | None = None,
+    ) -> None:
+        """Wait; a deadline that passes ends the operation itself. Raises its error.
+
+        Args:
+            handle: What to wait for.
+            timeout: In seconds.
+            peer: Whom it is about.
+            since: When the waiting began, as `time.monotonic()` says; None: now.
+        """
         if not handle.done():
             limit = self.timeout_s if isinstance(timeout, Default) else timeout
             if limit is None:
                 handle.wait(None)
             else:
-                self._loop.drive(handle, time.monotonic() + limit)
+                begun = time.monotonic() if since is None else since
+                self._loop.drive(handle, begun + limit)
                 if not handle.done():
                     handle.set_error(self.late(handle.what, peer, limit))
         error = handle.exception()

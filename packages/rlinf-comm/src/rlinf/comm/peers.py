@@ -26,6 +26,8 @@ class Peer:
         window: Of the current connection.
         record: What the registry last said of it.
         because: Why the connection goes over what it goes over.
+        sent_bytes, received_bytes: Payload to and from it.
+        said: That reason, once it is in the log.
         tried: Transports that did not connect.
         asked: Whether it was asked for credit.
         used: Counts payload, for the idle close.
@@ -41,8 +43,11 @@ class Peer:
         "link",
         "machine",
         "name",
+        "received_bytes",
         "receiving",
         "record",
+        "said",
+        "sent_bytes",
         "told",
         "tried",
         "used",
@@ -60,6 +65,9 @@ class Peer:
         self.window = Window(window_bytes)
         self.record: WorkerRecord | None = None
         self.because = ""
+        self.said = ""
+        self.sent_bytes = 0
+        self.received_bytes = 0
         self.tried: set[str] = set()
         self.asked = False
         self.used = 0

@@ -221,10 +221,13 @@ class PrivateMemory:
 
     Args:
         limit_bytes: As of `Pool`.
+        later: Runs an action after a while; called whenever there is something to give back.
     """
 
-    def __init__(self, limit_bytes: int = 0) -> None:
-        self._pool = Pool(limit_bytes, AnonymousSegment.create)
+    def __init__(self, limit_bytes: int, later: Callable[[Callable[[], None]], object]) -> None:
+        self._pool = Pool(limit_bytes, self._segment)
+        self._later = later
+        self._waiting = False
 
     def __call__(self, nbytes: int) -> memoryview:
         """Writable, not cleared."""
@@ -233,9 +236,22 @@ class PrivateMemory:
         lent = self._pool.allocate(nbytes)
         return np.empty(nbytes, np.uint8).data if lent is None else lent.array.data
 
-    def trim(self) -> None:
-        """Give back what nobody has used since the last `trim`."""
+    def _segment(self, size: int) -> Segment:
+        segment = AnonymousSegment.create(size)
+        self._trim_later()
+        return segment
+
+    def _trim_later(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            self._later(self._trim)
+
+    def _trim(self) -> None:
+        """Give back what nobody has used since the last time."""
         self._pool.trim()
+        self._waiting = False
+        if self._pool.statistics().segments:
+            self._trim_later()
 
 
 def too_much(nbytes: int, limit: int) -> PoolExhausted:

@@ -55,6 +55,11 @@ class Loop:
     """One endpoint's progress. Callbacks run on the leading thread, one at a time.
 
     A callback may itself wait for a handle: the wait then polls from within (nested).
+
+    Attributes:
+        poller: Whom to tell of descriptors.
+        busy: Callbacks that report what was read already, at work now. The poller would not say
+            that there is more, so a wait from within runs them again before it polls.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,7 +69,7 @@ class Loop:
         self._leader = NOBODY
         self._followers: deque[_Gate] = deque()
         self._posted: deque[Callable[[], None]] = deque()
-        self._busy: list[Callable[[], None]] = []
+        self.busy: list[Callable[[], None]] = []
         self._asleep = False
         self._wakes_at: float | None = None
         self._turns = 0
@@ -96,17 +101,6 @@ class Loop:
         handle.add_done_callback(lambda done: self._timers.forget(when, done))
         self._wake_before(when)
 
-    def nested(self, action: Callable[[], None]) -> None:
-        """Run `action` now; a wait from within it runs it again first, before it polls.
-
-        For what reports frames already read: the poller would not say that there are more.
-        """
-        self._busy.append(action)
-        try:
-            action()
-        finally:
-            self._busy.pop()
-
     def wake(self) -> None:
         """Make the leader (whoever it is or will be) look again."""
         with contextlib.suppress(OSError, ValueError):  # closed just now
@@ -123,7 +117,7 @@ class Loop:
         """Make progress until the handle is done or the deadline has come."""
         me = threading.get_ident()
         if self._leader == me:
-            for action in tuple(self._busy):
+            for action in tuple(self.busy):
                 action()
             self._lead(handle, deadline)
             return
@@ -136,7 +130,7 @@ class Loop:
                 else:
                     gate = _Gate()
                     self._followers.append(gate)
-                    if self._leader == self._thread.ident and self._asleep:
+                    if self._leader == self._thread.ident:
                         self.wake()
             if gate is not None:
                 self._follow(gate, handle, deadline)
@@ -144,7 +138,55 @@ class Loop:
             try:
                 self._lead(handle, deadline)
             finally:
-                self._abdicate()
+                self.retire()
+
+    def lead(self) -> bool:
+        """Take the lead if nobody has it; then `turn`, any number of times, and `retire`.
+
+        While this thread leads, nobody else dispatches, so that nothing comes unseen.
+        """
+        me = threading.get_ident()
+        with self._mutex:
+            if self._leader != NOBODY or self._closed:
+                return False
+            self._leader = me
+            self._turns += 1
+        return True
+
+    def turn(self, seconds: float | None) -> None:
+        """Poll once, up to so many seconds (None: for ever), and run what there is to run."""
+        heap = self._timers.heap
+        self._wakes_at = None
+        self._asleep = True  # from here on, whoever adds something wakes this thread
+        if self._posted or self._closed:
+            seconds = 0.0
+        elif heap:
+            now = time.monotonic()
+            left = heap[0][0] - now
+            if seconds is None or left < seconds:
+                seconds = left if left > 0.0 else 0.0
+            self._wakes_at = now + seconds
+        try:
+            self.poller.poll(seconds)
+        except (OSError, ValueError):
+            if not self._closed:
+                raise
+        finally:
+            self._asleep = False
+        while self._posted:
+            self._run(self._posted.popleft())
+        if heap and heap[0][0] <= time.monotonic():
+            self._timers.run(time.monotonic())
+
+    def retire(self) -> None:
+        """Give up the lead."""
+        with self._mutex:
+            self._leader = NOBODY
+            self._turns += 1
+            if self._followers or self._parked:
+                self._promote()
+        if self._closed:
+            self._shut()
 
     def _follow(self, gate: _Gate, handle: Handle[Any], deadline: float | None) -> None:
         if handle.add_waker(gate.set):
@@ -162,20 +204,11 @@ class Loop:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self._round(left, handle)
+            self.turn(left)
 
     def _wake_if_elsewhere(self) -> None:
         if threading.get_ident() != self._leader:
             self.wake()
-
-    def _abdicate(self) -> None:
-        with self._mutex:
-            self._leader = NOBODY
-            self._turns += 1
-            if self._followers or self._parked:
-                self._promote()
-        if self._closed:
-            self._shut()
 
     def _promote(self) -> None:
         """Give the lead to a follower, else see that the background thread is about."""
@@ -203,40 +236,15 @@ class Loop:
             if leading:
                 try:
                     while not self._closed and not self._followers:
-                        self._round(None, None)
+                        self.turn(None)
                 finally:
-                    self._abdicate()
+                    self.retire()
                 seen, quiet = -1, 0
             if self._parked:
                 self._rest.acquire()
                 seen, quiet = -1, 0
             else:
                 self._rest.acquire(timeout=LINGER_S)
-
-    # -- one round of the leader ---------------------------------------------------------------
-
-    def _round(self, left: float | None, handle: Handle[Any] | None) -> None:
-        heap = self._timers.heap
-        self._wakes_at = None
-        self._asleep = True  # from here on, whoever adds something wakes this thread
-        if self._posted or self._closed or (self._followers if handle is None else handle.done()):
-            left = 0.0
-        elif heap:
-            now = time.monotonic()
-            until = max(0.0, heap[0][0] - now)
-            left = until if left is None else min(left, until)
-            self._wakes_at = now + left
-        try:
-            self.poller.poll(left)
-        except (OSError, ValueError):
-            if not self._closed:
-                raise
-        finally:
-            self._asleep = False
-        while self._posted:
-            self._run(self._posted.popleft())
-        if heap and heap[0][0] <= time.monotonic():
-            self._timers.run(time.monotonic())
 
     def _run(self, action: Callable[[], None]) -> None:
         try:

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable, Sequence
 
+from rlinf.comm.encoding.shorthand import Restorer
 from rlinf.comm.errors import ProtocolError
 from rlinf.comm.frame import (
     CHUNK,
@@ -12,6 +13,7 @@ from rlinf.comm.frame import (
     PREFIX,
     REFUSE,
     SHAKE_BYTES,
+    SHORT,
     Incoming,
     allocate,
     padded,
@@ -81,15 +83,20 @@ class Reader:
     Args:
         placed: Whether descriptors are places (segment, offset, length) or only lengths.
         limit_bytes: A frame that claims more is a ProtocolError, before anything is allocated.
+
+    Attributes:
+        memory: Where the memory of bodies comes from.
+        pos, end: What is read and not taken yet; equal after a frame: `next` has no other.
     """
 
     def __init__(self, *, placed: bool, limit_bytes: int) -> None:
         self._authenticated = self._quick = False
         self.memory: Callable[[int], memoryview] = allocate
+        self._restore = Restorer().restore
         self._placed = placed
         self._limit = limit_bytes
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self._pos = self._end = 0
+        self._scratch = allocate(SCRATCH_BYTES)  # not cleared: pages nobody needs are not there
+        self.pos = self.end = 0
         self._prefix: tuple[int, ...] | None = None
         self._head: Body | None = None
         self._frame: Incoming | None = None
@@ -104,24 +111,24 @@ class Reader:
 
     def space(self) -> memoryview:
         """Where to read to; never empty. Large bodies are read straight to where they stay."""
-        if self._pos == self._end:
-            self._pos = self._end = 0
+        if self.pos == self.end:
+            self.pos = self.end = 0
             if self._prefix is None:
                 return self._scratch
             target = self._head if self._head is not None else self._body
             if target is not None and target.left >= DIRECT_BYTES:
                 room = target.destination()
                 return room if target is self._head else room[: self._left]
-        elif self._pos and self._end > SCRATCH_BYTES // 2:
-            size = self._end - self._pos
-            self._scratch[:size] = bytes(self._scratch[self._pos : self._end])
-            self._pos, self._end = 0, size
-        return self._scratch[self._end :]
+        elif self.pos and self.end > SCRATCH_BYTES // 2:
+            size = self.end - self.pos
+            self._scratch[:size] = bytes(self._scratch[self.pos : self.end])
+            self.pos, self.end = 0, size
+        return self._scratch[self.end :]
 
     def filled(self, room: memoryview, count: int) -> None:
         """`count` bytes were read into `room`, which `space` gave."""
         if room is self._scratch or room.obj is self._scratch.obj:
-            self._end += count
+            self.end += count
         elif self._head is not None:
             self._head.filled(count)
         elif self._body is not None:
@@ -133,40 +140,40 @@ class Reader:
 
         Raises:
             ProtocolError: The bytes are no frame, or one larger than allowed.
+            CodecError: A header refers to a structure that was never sent.
         """
         while True:
             if self._prefix is None:
-                pos = self._pos + PREFIX.size
-                if self._end < pos:
+                scratch, pos = self._scratch, self.pos + PREFIX.size
+                if self.end < pos:
                     return None
-                self._prefix = prefix = PREFIX.unpack_from(self._scratch, self._pos)
-                end = pos + prefix[2] + prefix[3]
+                self._prefix = prefix = PREFIX.unpack_from(scratch, self.pos)
+                kind, flags, service, header, count, _, tag, ident, credit = prefix
+                head = pos + service
+                end = head + header
                 # Most frames are small, whole and without buffers.
-                if not prefix[4] and end <= self._end and prefix[0] != CHUNK and self._quick:
-                    return self._small(prefix, pos, end)
-                self._pos = pos
-                self._check(self._prefix)
+                if not count and end <= self.end and kind != CHUNK and self._quick:
+                    self._prefix = None
+                    self.pos = end
+                    data = bytes(scratch[head:end])
+                    if flags & SHORT:
+                        data = self._restore(data)
+                    frame = Incoming(kind, tag, ident, credit, flags, data)
+                    if service:
+                        frame.service = bytes(scratch[pos:head])
+                    return frame
+                self.pos = pos
+                self._check(prefix)
             if self._body is None:
-                head = self._take_head(self._prefix)
-                if head is None:
+                found = self._take_head(self._prefix)
+                if found is None:
                     return None
-                self._begin(self._prefix, head)
+                self._begin(self._prefix, found)
             if self._left and not self._fill():
                 return None
-            frame = self._finish(self._prefix)
-            if frame is not None:
-                return frame
-
-    def _small(self, prefix: tuple[int, ...], pos: int, end: int) -> Incoming:
-        self._prefix = None
-        self._pos = end
-        kind, flags, service, header, _, _, tag, ident, credit = prefix
-        frame = Incoming(kind, tag, ident, credit, flags)
-        if service:
-            frame.service = bytes(self._scratch[pos : pos + service])
-        frame.header = bytes(self._scratch[pos + service : end])
-        frame.nbytes = header
-        return frame
+            whole = self._finish()
+            if whole is not None:
+                return whole
 
     def _check(self, prefix: tuple[int, ...]) -> None:
         kind, _, service, header, count, chunk = prefix[:6]
@@ -184,16 +191,16 @@ class Reader:
         if self._head is None:
             each = PLACED.size if self._placed else INLINE.size
             size = prefix[2] + prefix[3] + prefix[4] * each
-            if self._end - self._pos >= size:
-                head = self._scratch[self._pos : self._pos + size]
-                self._pos += size
+            if self.end - self.pos >= size:
+                head = self._scratch[self.pos : self.pos + size]
+                self.pos += size
                 return head
             if size <= SCRATCH_BYTES // 2:
                 return None
             self._head = Body([size], allocate, pad=int)
         target = self._head
-        while target.left and self._pos < self._end:
-            self._copy(target, self._end - self._pos)
+        while target.left and self.pos < self.end:
+            self._copy(target, self.end - self.pos)
         if target.left:
             return None
         self._head = None
@@ -208,18 +215,20 @@ class Reader:
             if chunk > self._body.left:
                 raise ProtocolError("a chunk longer than the rest of its message")
             return
-        frame = Incoming(kind, tag, ident, credit, flags)
         each = PLACED if self._placed else INLINE
         start = service + count * each.size
+        data = bytes(head[start:])
+        if flags & SHORT:
+            data = self._restore(data)
+        frame = Incoming(kind, tag, ident, credit, flags, data)
         frame.service = bytes(head[:service])
-        frame.header = bytes(head[start:])
         sizes: list[int] = []
         if count and self._placed:
             frame.places = list(PLACED.iter_unpack(head[service:start]))
             sizes = [length for segment, _, length, _ in frame.places if not segment]
         elif count:
             sizes = list(struct.unpack_from(f"<{count}Q", head, service))
-        frame.nbytes = len(frame.header) + sum(sizes)
+        frame.nbytes += sum(sizes)
         if frame.nbytes > self._limit:
             raise ProtocolError(
                 f"a message of {frame.nbytes} bytes is over max_message_bytes={self._limit}"
@@ -234,19 +243,19 @@ class Reader:
 
     def _fill(self) -> bool:
         assert self._body is not None
-        while self._left and self._pos < self._end:
-            self._left -= self._copy(self._body, min(self._left, self._end - self._pos))
+        while self._left and self.pos < self.end:
+            self._left -= self._copy(self._body, min(self._left, self.end - self.pos))
         return not self._left
 
     def _copy(self, target: Body, limit: int) -> int:
         room = target.destination()
         count = min(limit, room.nbytes)
-        room[:count] = self._scratch[self._pos : self._pos + count]
-        self._pos += count
+        room[:count] = self._scratch[self.pos : self.pos + count]
+        self.pos += count
         target.filled(count)
         return count
 
-    def _finish(self, prefix: tuple[int, ...]) -> Incoming | None:
+    def _finish(self) -> Incoming | None:
         frame, body = self._frame, self._body
         assert frame is not None and body is not None
         self._prefix = self._frame = self._body = None

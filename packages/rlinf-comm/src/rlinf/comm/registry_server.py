@@ -10,12 +10,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.config import CommConfig
 from rlinf.comm.device import Device
-from rlinf.comm.errors import CommError, ConfigError, PeerLost, Timeout, UnknownWorker
+from rlinf.comm.errors import (
+    CommError,
+    ConfigError,
+    PeerLost,
+    ProtocolError,
+    Timeout,
+    UnknownWorker,
+)
 from rlinf.comm.handle import Handle
 from rlinf.comm.registry import (
     Change,
@@ -84,6 +92,7 @@ class RegistryServer(MemoryRegistry):
         port: 0: one the system chooses. A restarted server needs the same port.
         token: The secret; made up where None. A restarted server needs the same token.
         lease_s: How long a worker is believed in without a heartbeat.
+        config: Further settings of its endpoint (TLS, for one).
 
     Attributes:
         address: What clients connect to, as text.
@@ -96,6 +105,7 @@ class RegistryServer(MemoryRegistry):
         token: bytes | str | None = None,
         *,
         lease_s: float = 15.0,
+        config: CommConfig | None = None,
     ) -> None:
         from rlinf.comm.endpoint import Endpoint
 
@@ -109,10 +119,10 @@ class RegistryServer(MemoryRegistry):
         self.host = host
         self.watch(self._changed)
         heartbeat_s = min(5.0, lease_s / 3)
-        config = CommConfig(host=host, port=port, heartbeat_s=heartbeat_s)
-        self._endpoint = Endpoint(NAME, registry=self, config=config)
+        settings = replace(config or CommConfig(), host=host, port=port, heartbeat_s=heartbeat_s)
+        self._endpoint = Endpoint(NAME, registry=self, config=settings)
         self._endpoint.serve(SERVICE, self._serve)
-        address = next(a for a in self._endpoint.record.addresses if a.scheme == "tcp")
+        address = next(a for a in self._endpoint.record.addresses if a.scheme in ("tcp", "tls"))
         self.address = str(address)
 
     def bind(self, caller: "Caller") -> Registry:
@@ -358,7 +368,11 @@ class _Attempt:
     def _answered(self, asked: Handle[Any]) -> None:
         error = asked.exception()
         if error is None:
-            self._handle.set_result(self._read(asked.result(0.0)))
+            try:
+                self._handle.set_result(self._read(asked.result(0.0)))
+            except (AttributeError, LookupError, TypeError, ValueError) as malformed:
+                said = f"{self._handle.what}: an answer that makes no sense: {malformed!r}"
+                self._handle.set_error(ProtocolError(said))
         elif isinstance(error, PeerLost) and self._is_in_time():
             self._caller.later(RETRY_S, self.go)
         elif isinstance(error, Timeout):

@@ -13,7 +13,7 @@ from rlinf.comm.config import CommConfig
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.frame import PAYLOAD, Outgoing
 from rlinf.comm.registry_server import RegistryClient, RegistryServer
-from rlinf.comm.transports.base import Link
+from rlinf.comm.transports.base import Link, small
 from rlinf.comm.transports.tcp import TcpLink, TcpTransport
 
 PATIENCE_S = 20.0
@@ -63,6 +63,10 @@ class LossyLink(TcpLink):
                 self.close("lossy: this link was made to break")
                 return True
         return super().send(frame)
+
+    def send_small(self, tag: int, flags: int, header: bytes) -> bool:
+        """Count these as well."""
+        return self.send(small(tag, flags, header))
 
 
 class LossyTransport(TcpTransport):

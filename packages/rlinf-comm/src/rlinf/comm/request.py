@@ -163,7 +163,9 @@ def rebuild(data: object, peer: WorkerId) -> BaseException:
         return RemoteError(f"{peer} sent an error that makes no sense: {data!r}", peer=peer)
     module, _, name = data["kind"].partition(":")
     message = str(data.get("message"))
-    attributes = {key: _rich(value) for key, value in data.get("attributes", {}).items()}
+    given = data.get("attributes")
+    given = given if isinstance(given, dict) else {}
+    attributes = {key: _rich(value) for key, value in given.items()}
     if module.split(".")[0] == "rlinf":
         try:
             kind = getattr(importlib.import_module(module), name)
@@ -171,7 +173,7 @@ def rebuild(data: object, peer: WorkerId) -> BaseException:
                 error = kind(message, **attributes)
                 error.add_note(f"raised by {peer}")
                 return error
-        except (ImportError, AttributeError, TypeError):
+        except (ImportError, AttributeError, TypeError, ValueError):
             log.warning("%s raised %s, which this side cannot rebuild", peer, data["kind"])
     error = RemoteError(
         f"{peer} raised {name}: {message}",
@@ -192,6 +194,6 @@ def _plain(value: object) -> object:
 
 
 def _rich(value: object) -> object:
-    if isinstance(value, dict) and WORKER_KEY in value:
+    if isinstance(value, dict) and isinstance(value.get(WORKER_KEY), str):
         return WorkerId.parse(value[WORKER_KEY])
     return value

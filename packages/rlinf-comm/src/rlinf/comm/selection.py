@@ -43,32 +43,64 @@ class Row:
     situation: str
 
 
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """What moves memory between devices of one kind.
+
+    Attributes:
+        kind: As `Device.kind`.
+        collective: The transport over the vendor's communication library.
+        ipc: The transport that maps another process's device memory; None where there is none.
+    """
+
+    kind: str
+    collective: str
+    ipc: str | None = None
+
+
+VENDORS: tuple[Vendor, ...] = (
+    Vendor("cuda", "nccl", "cuda_ipc"),
+    Vendor("rocm", "rccl"),
+    Vendor("xpu", "xccl"),
+    Vendor("npu", "hccl"),
+    Vendor("musa", "mccl"),
+)
+"""A new kind of device is a row here and a transport of that name, which may be a plug-in."""
+
 _PROCESS = frozenset({Locality.SAME_PROCESS})
 _DEVICE = frozenset({Locality.SAME_DEVICE})
 _HOST = frozenset({Locality.SAME_HOST})
 _NEAR = _DEVICE | _HOST
 _REMOTE = frozenset({Locality.REMOTE})
+_BY_MEMORY = ("shm", "tcp", "gloo")
+_BY_NETWORK = ("tcp", "gloo")
+
+
+def _rows(vendor: Vendor) -> tuple[Row, ...]:
+    kind = vendor.kind
+    ipc = () if vendor.ipc is None else (vendor.ipc,)
+    return (
+        Row(_DEVICE, kind, (*ipc, *_BY_MEMORY), f"both use the same {kind} device"),
+        Row(
+            _HOST,
+            kind,
+            (vendor.collective, *ipc, *_BY_MEMORY),
+            f"both are on one host and use different {kind} devices",
+        ),
+        Row(
+            _REMOTE,
+            kind,
+            (vendor.collective, *_BY_NETWORK),
+            f"they are on different hosts with {kind} devices",
+        ),
+    )
+
 
 TABLE: tuple[Row, ...] = (
-    Row(_PROCESS, None, ("inproc", "shm", "tcp"), "both are in the same process"),
-    Row(_DEVICE, "cuda", ("cuda_ipc", "shm", "tcp", "gloo"), "both use the same cuda device"),
-    Row(
-        _HOST,
-        "cuda",
-        ("nccl", "cuda_ipc", "shm", "tcp", "gloo"),
-        "both are on one host and use different cuda devices",
-    ),
-    Row(_HOST, "rocm", ("rccl", "shm", "tcp", "gloo"), "both are on one host and use rocm devices"),
-    Row(_HOST, "xpu", ("xccl", "shm", "tcp", "gloo"), "both are on one host and use xpu devices"),
-    Row(_HOST, "npu", ("hccl", "shm", "tcp", "gloo"), "both are on one host and use npu devices"),
-    Row(_HOST, "musa", ("mccl", "shm", "tcp", "gloo"), "both are on one host and use musa devices"),
-    Row(_NEAR, None, ("shm", "tcp", "gloo"), "both are on one host and meet in its memory"),
-    Row(_REMOTE, "cuda", ("nccl", "tcp", "gloo"), "they are on different hosts with cuda devices"),
-    Row(_REMOTE, "rocm", ("rccl", "tcp", "gloo"), "they are on different hosts with rocm devices"),
-    Row(_REMOTE, "xpu", ("xccl", "tcp", "gloo"), "they are on different hosts with xpu devices"),
-    Row(_REMOTE, "npu", ("hccl", "tcp", "gloo"), "they are on different hosts with npu devices"),
-    Row(_REMOTE, "musa", ("mccl", "tcp", "gloo"), "they are on different hosts with musa devices"),
-    Row(_REMOTE, None, ("tcp", "gloo"), "they are on different hosts"),
+    Row(_PROCESS, None, ("inproc", *_BY_MEMORY), "both are in the same process"),
+    *(row for vendor in VENDORS for row in _rows(vendor)),
+    Row(_NEAR, None, _BY_MEMORY, "both are on one host and meet in its memory"),
+    Row(_REMOTE, None, _BY_NETWORK, "they are on different hosts"),
 )
 
 NAMES: tuple[str, ...] = tuple(sorted({name for row in TABLE for name in row.transports}))

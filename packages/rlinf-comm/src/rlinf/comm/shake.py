@@ -139,8 +139,9 @@ class Greeter:
         shaking = self.is_shaking(link)
         self._done(link)
         if state is not None:
-            error = ConnectionError(f"{state.target.id} over {link.transport}: {reason}")
-            self._outcome.failed(link, error, final=False)
+            where = f"{state.target.id} over {link.transport}"
+            error = link.failure or ConnectionError(f"{where}: {reason}")
+            self._outcome.failed(link, error, final=link.failure is not None)
         return shaking
 
     def _watch(self, link: Link) -> None:

@@ -1,10 +1,12 @@
-"""The connections of all workers of a registry, as data and drawn."""
+"""The connections of all workers of a registry, as data."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlinf.comm.address import WorkerId
-from rlinf.comm.endpoint import STATISTICS, Endpoint
+from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError
+from rlinf.comm.inspection import CONNECTIONS
 from rlinf.comm.registry import WorkerRecord
 
 
@@ -15,12 +17,22 @@ class Connection:
     Attributes:
         one: The smaller id.
         other: The larger id.
-        transport: What carries it.
+        transport: What carries it; empty while there is none.
+        because: Why that, as whoever dialled says.
+        state: up, absent (closed for want of use, or lost), resolving, dialling or pausing.
+        nbytes: Payload in both directions since both endpoints were made.
+        waiting: Messages that cannot be sent yet, in both directions.
+        latency_s: There and back of an empty call; None where nobody answered.
     """
 
     one: WorkerId
     other: WorkerId
     transport: str
+    because: str = ""
+    state: str = "up"
+    nbytes: int = 0
+    waiting: int = 0
+    latency_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,70 +53,57 @@ class ConnectionGraph:
 def connection_graph(endpoint: Endpoint, timeout_s: float = 5.0) -> ConnectionGraph:
     """Ask every worker of the endpoint's registry for its connections; at the user's side.
 
-    Connects the endpoint to all of them. A worker that does not answer within `timeout_s` is
-    listed as silent.
+    Connects the endpoint to all of them, and lets each measure the latency to those it is connected
+    to. A worker that does not answer within `timeout_s` is listed as silent.
     """
     workers = endpoint.registry.members()
     asked = [
-        (worker.id, endpoint.call(STATISTICS, None, to=worker.id, timeout=timeout_s))
+        (worker.id, endpoint.call(CONNECTIONS, None, to=worker.id, timeout=timeout_s))
         for worker in workers
         if worker.id != endpoint.id
     ]
-    found: set[Connection] = set()
+    found: dict[tuple[WorkerId, WorkerId], Connection] = {}
     silent: list[tuple[WorkerId, str]] = []
     for id, handle in asked:
         try:
-            connections = handle.result()["connections"]
+            views = handle.result()
         except CommError as error:
             silent.append((id, str(error)))
             continue
-        for name, transport in connections.items():
-            other = WorkerId.parse(name)
-            if other not in (endpoint.id, id):
-                found.add(Connection(min(id, other), max(id, other), transport))
-    return ConnectionGraph(tuple(workers), tuple(sorted(found)), tuple(silent))
+        for view in views:
+            seen = _connection(id, view)
+            if endpoint.id not in (seen.one, seen.other):
+                pair = (seen.one, seen.other)
+                found[pair] = _merged(found[pair], seen) if pair in found else seen
+    return ConnectionGraph(tuple(workers), tuple(sorted(found.values())), tuple(silent))
 
 
-def visualize_connection_graph(graph: ConnectionGraph, form: str = "text") -> str:
-    """Draw a graph: "text" for a terminal, "dot" for Graphviz.
-
-    Raises:
-        ValueError: The form is neither.
-    """
-    if form == "text":
-        return _text(graph)
-    if form == "dot":
-        return _dot(graph)
-    raise ValueError(f"form {form!r} must be 'text' or 'dot'")
-
-
-def _text(graph: ConnectionGraph) -> str:
-    lines = []
-    silent = dict(graph.silent)
-    for worker in graph.workers:
-        note = f"  silent: {silent[worker.id]}" if worker.id in silent else ""
-        lines.append(f"{worker.id}  [{worker.device}, pid {worker.pid}]{note}")
-        for edge in graph.connections:
-            if worker.id in (edge.one, edge.other):
-                other = edge.other if edge.one == worker.id else edge.one
-                lines.append(f"  {edge.transport:>8} -- {other}")
-    return "\n".join(lines)
+def _connection(id: WorkerId, view: dict[str, Any]) -> Connection:
+    other = WorkerId.parse(view["peer"])
+    return Connection(
+        min(id, other),
+        max(id, other),
+        view["transport"],
+        view["because"],
+        view["state"],
+        view["sent_bytes"] + view["received_bytes"],
+        view["waiting"],
+        view["latency_s"],
+    )
 
 
-def _dot(graph: ConnectionGraph) -> str:
-    lines = ["graph connections {"]
-    hosts = sorted({worker.host for worker in graph.workers})
-    for number, host in enumerate(hosts):
-        lines.append(f"  subgraph cluster_{number} {{")
-        lines.append(f'    label="host {number}";')
-        lines += [
-            f'    "{worker.id}" [label="{worker.id}\\n{worker.device}"];'
-            for worker in graph.workers
-            if worker.host == host
-        ]
-        lines.append("  }")
-    lines += [
-        f'  "{edge.one}" -- "{edge.other}" [label="{edge.transport}"];'
-        for edge in graph.connections
-    ]
-    return "\n".join([*lines, "}"])
+def _merged(a: Connection, b: Connection) -> Connection:
+    """One connection from what its two ends say: the one that dialled knows why."""
+    why = a if not a.because.endswith("the peer chose") and a.because else b
+    up = a if a.state == "up" else b
+    latencies = [x.latency_s for x in (a, b) if x.latency_s is not None]
+    return Connection(
+        a.one,
+        a.other,
+        up.transport,
+        why.because,
+        up.state,
+        max(a.nbytes, b.nbytes),
+        a.waiting + b.waiting,
+        min(latencies, default=None),
+    )

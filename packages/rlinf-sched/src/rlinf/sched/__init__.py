@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlinf.sched.explanation import Explanation, explain, robust_plan
     from rlinf.sched.fit import TimeFit, fit_times
     from rlinf.sched.planner import search
+    from rlinf.sched.prediction import Prediction, predict
     from rlinf.sched.profile import ComponentProfile, Profile, Sample
     from rlinf.sched.profiler import Profiler, Record
     from rlinf.sched.simulation import Engine, Reality, Simulation, profile_engine, simulate
@@ -37,6 +38,7 @@ _LAZY = {
     "explanation": ("Explanation", "explain", "robust_plan"),
     "fit": ("TimeFit", "fit_times"),
     "planner": ("search",),
+    "prediction": ("Prediction", "predict"),
     "profile": ("ComponentProfile", "Profile", "Sample"),
     "profiler": ("Profiler", "Record"),
     "simulation": ("Engine", "Reality", "Simulation", "profile_engine", "simulate"),
@@ -63,6 +65,7 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanError",
+    "Prediction",
     "Profile",
     "ProfileError",
     "Profiler",
@@ -81,6 +84,7 @@ __all__ = [
     "Workflow",
     "explain",
     "fit_times",
+    "predict",
     "profile_engine",
     "replay",
     "robust_plan",

@@ -1,49 +1,48 @@
 """What no plan can beat."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlinf.sched.cost import CostModel
 from rlinf.sched.fit import Floats
+from rlinf.sched.packing import Packing, run_times
 
-PARTS = (1, 4, 16, 64, 256)
 STEPS = 60
 
 
-def lower_bound(model: CostModel) -> float:
+def lower_bound(
+    model: CostModel, packing: Packing | None, micro_batches: Sequence[int] = ()
+) -> float:
     """Seconds below which no plan can lie.
 
-    Two arguments: a component takes at least its quickest run; and the devices are busy for at
-    least the least device-seconds of every component, at a size at which it is quick enough.
+    Three arguments: a component takes at least its quickest run; the devices are busy for at
+    least the least device-seconds of every component, at a size at which it is quick enough; and
+    the components must fit beside and after one another.
     """
-    work = [_work(model, i) for i in range(len(model.names))]
-    if any(not len(seconds) for seconds, _ in work):
+    work = [_work(run_times(model, i, micro_batches)) for i in range(len(model.names))]
+    if any(not len(seconds) for _, seconds in work):
         return float("inf")
-    floor = max(float(seconds.min()) for seconds, _ in work)
+    floor = max(float(seconds.min()) for _, seconds in work)
     devices = float(model.machine.counts[: len(model.machine.types)].sum())
-    low, high = floor, max(floor, sum(float(s.max()) for s, _ in work))
+    low, high = floor, max(floor, sum(float(s.max()) for _, s in work))
     for _ in range(STEPS):
         middle = (low + high) / 2
         if _area(work, middle) > devices * middle:
             low = middle
         else:
             high = middle
-    return low
+    return max(low, packing.seconds if packing is not None else 0.0)
 
 
-def _work(model: CostModel, i: int) -> tuple[Floats, Floats]:
-    """Seconds and devices of all options of a component, for the batch in however many parts."""
-    seconds, devices = [], []
-    for parts in PARTS:
-        if parts <= model.batch and (parts == 1 or model.chunkable(i)):
-            options = model.options(i, parts)
-            seconds.append(options.seconds * (1 if options.loops else parts))
-            devices.append(options.devices.astype(float))
-    return np.concatenate(seconds), np.concatenate(devices)
+def _work(times: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    devices, seconds = zip(*times, strict=True)
+    return np.concatenate(devices), np.concatenate(seconds)
 
 
 def _area(work: list[tuple[Floats, Floats]], limit: float) -> float:
     total = 0.0
-    for seconds, devices in work:
+    for devices, seconds in work:
         able = seconds <= limit
         total += float((seconds[able] * devices[able]).min()) if able.any() else np.inf
     return total

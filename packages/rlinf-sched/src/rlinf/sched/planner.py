@@ -13,6 +13,7 @@ from rlinf.sched.evaluate import evaluate
 from rlinf.sched.front import Front, Origin, join, prune
 from rlinf.sched.graph import FlowGraph
 from rlinf.sched.machine import Machine
+from rlinf.sched.packing import Packing, pack
 from rlinf.sched.pairing import side_by_side
 from rlinf.sched.plan import DeviceNames, Plan, kind_of
 from rlinf.sched.polish import polish
@@ -63,33 +64,37 @@ def search(
 
 def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> Plan:
     """As :func:`search`, for a workflow already priced."""
-    found = candidates(model, config, staleness)
+    narrow = len(model.names) > config.exact_components + model.chain
+    packing = pack(model, config.micro_batches) if narrow else None
+    found = candidates(model, config, packing, staleness)
     if not found:
         raise model.explain_infeasible()
     tree, bound = found[0]
     seconds = evaluate(tree, model, staleness).seconds
     if not staleness and (not model.chain or bound) and not config.kind:
         seconds, tree = polish([t for t, _ in found], model)
-    if bound and not staleness:
-        bound = min(bound, max(0.0, seconds / lower_bound(model) - 1))
+    if bound:
+        least = lower_bound(model, packing, config.micro_batches)
+        bound = min(bound, max(0.0, seconds / least - 1))
     used = staleness if isinstance(tree, Parallel) else 0
     total = seconds + model.profile.sync_s
     return Plan(tree, model.machine.devices, model.batch, total, used, bound)
 
 
 def candidates(
-    model: CostModel, config: SearchConfig, staleness: int = 0
+    model: CostModel, config: SearchConfig, packing: Packing | None = None, staleness: int = 0
 ) -> Sequence[tuple[Tree, float]]:
     """Plan trees, the most promising first, each with the bound of the search that found it."""
     everything = (1 << len(model.names)) - 1
     coarse: Front | None = None
     ceiling = np.inf
+    guide = None if model.chain else packing
     if not staleness and _many(model):
-        first = Searcher(model, config, sizes=COARSE, narrow=len(model.names) > 3)
+        first = Searcher(model, config, sizes=COARSE, narrow=len(model.names) > 3, packing=guide)
         coarse = first.best()
         ceiling = min(first.ceiling, _quickest(coarse) * first.slack())
     narrow = len(model.names) > config.exact_components + model.chain
-    searcher = Searcher(model, config, ceiling, narrow=narrow)
+    searcher = Searcher(model, config, ceiling, narrow=narrow, packing=guide)
     if staleness:
         front = _overlapped(searcher, everything, staleness)
     else:

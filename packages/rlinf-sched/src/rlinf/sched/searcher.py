@@ -16,6 +16,7 @@ from rlinf.sched.cost import CostModel, bits
 from rlinf.sched.cuts import Cut, all_cuts, few_cuts
 from rlinf.sched.front import Front, Op, Origin, join, narrow, prune
 from rlinf.sched.machine import Counts
+from rlinf.sched.packing import Packing
 from rlinf.sched.pairing import in_turn, side_by_side
 from rlinf.sched.task import Task, wiring
 
@@ -34,7 +35,11 @@ ALL_CUTS = 5
 """Components up to which narrow fronts are composed over all cuts, not along one order."""
 
 IN_TURN = 4
-"""With narrow fronts, most components of a group in turn within a pipeline."""
+"""With narrow fronts and cuts along one order, most components of a group in turn within a
+pipeline."""
+
+WORTH = 16
+"""Fronts from so many rows on are also pruned by what their neighbours need."""
 
 HYBRID_SLACK = 3.0
 """The best hybrid may be that much slower than the best plan."""
@@ -54,6 +59,7 @@ class Searcher:
         ceiling: only plans quicker than this matter.
         sizes: how many options of each component to look at at most; 0: all.
         narrow: keep few rows of each front; the bound then says nothing.
+        packing: says which cuts of a large workflow are promising; None: those along one order.
         bound: relative error which thinned fronts can have caused so far.
     """
 
@@ -62,16 +68,21 @@ class Searcher:
     ceiling: float = np.inf
     sizes: int = 0
     narrow: bool = False
+    packing: Packing | None = None
     bound: float = 0.0
     _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
     _cuts: dict[int, Sequence[Cut]] = field(default_factory=dict)
     _floors: list[float] = field(default_factory=list)
+    _quickest: list[float] = field(default_factory=list)
     _least: dict[tuple[int, int], int] = field(default_factory=dict)
+    _ends: dict[tuple[int, int], float] = field(default_factory=dict)
+    _steps: dict[tuple[int, int], tuple[Counts, algebra.Floats]] = field(default_factory=dict)
 
     def best(self) -> Front:
         """The quickest plans of the whole workflow within all resources, at most one a use."""
         everything = (1 << len(self.model.names)) - 1
-        self._floors = self._lower_bounds()
+        self._floors = self._lower_bounds(whole=False)
+        self._quickest = self._lower_bounds(whole=True)
         return self.front(Task(everything, top=True))
 
     def front(self, task: Task, blocks: bool = False) -> Front:
@@ -109,8 +120,12 @@ class Searcher:
     def cuts(self, members: int) -> Sequence[Cut]:
         """The cuts of a convex set that are looked at."""
         if members not in self._cuts:
-            few = self.narrow and len(self.model.names) > ALL_CUTS
-            self._cuts[members] = tuple((few_cuts if few else all_cuts)(self.model, members))
+            if not self.narrow or len(self.model.names) <= ALL_CUTS:
+                self._cuts[members] = tuple(all_cuts(self.model, members))
+            elif self.packing is not None:
+                self._cuts[members] = self.packing.promising(members)
+            else:
+                self._cuts[members] = tuple(few_cuts(self.model, members))
         return self._cuts[members]
 
     # Single components
@@ -178,7 +193,8 @@ class Searcher:
 
     def _in_turn(self, task: Task) -> Iterator[Front]:
         piped = bool(task.takes or task.gives)
-        if self.narrow and piped and task.members.bit_count() > IN_TURN:
+        few = self.narrow and self.packing is None
+        if few and piped and task.members.bit_count() > IN_TURN:
             return
         for cut in self.cuts(task.members):
             wires = wiring(task, cut, edge=False)
@@ -268,9 +284,26 @@ class Searcher:
         )
         least = 1 if self.model.switching else 2
         found = sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
-        few = FEW if len(self.model.names) < MANY else FEW // 2
-        step = max(1, len(found) // few)
-        yield from found[step // 2 :: step] if self.narrow else found
+        if self.narrow:
+            found = self._likely(found)
+        elif self.sizes:
+            found = found[:: max(1, len(found) // FEW)]
+        yield from found
+
+    def _likely(self, micro_batches: list[int]) -> list[int]:
+        """A few numbers of micro-batches around the one that fills quickest at least overhead."""
+        model = self.model
+        few = FEW if len(model.names) < MANY else FEW // 2
+        if self.packing is None:
+            step = max(1, len(micro_batches) // few)
+            return micro_batches[step // 2 :: step]
+
+        def guess(parts: int) -> float:
+            whole = range(len(model.names))
+            times = [model.options(i, parts).seconds.min(initial=0.0) for i in whole]
+            return float(sum(times)) * (parts + max(model.depth) + 1)
+
+        return sorted(sorted(micro_batches, key=guess)[:few], reverse=True)
 
     def slack(self) -> float:
         """Plans up to this factor above the best so far are kept."""
@@ -284,19 +317,33 @@ class Searcher:
     # Bounds: on a chain every component lies on the only path, so each adds at least the time of
     # one micro-batch to any plan.
 
-    def _lower_bounds(self) -> list[float]:
+    def _lower_bounds(self, *, whole: bool) -> list[float]:
+        """Least seconds of each component for one micro-batch, or for the whole batch."""
         model = self.model
         if not model.chain:
             return [0.0] * len(model.names)
-        finest = max(self._micro_batches(0), default=1)
-        floors = []
+        tried = {1, *self._micro_batches(0)}
+        found = []
         for i in range(len(model.names)):
-            times = [model.options(i, p, 0).seconds for p in (1, finest)]
-            floors.append(min((float(t.min()) for t in times if len(t)), default=0.0))
-        return floors
+            times = [
+                float(model.options(i, parts).seconds.min(initial=np.inf)) * (parts if whole else 1)
+                for parts in (tried if whole else (1, max(tried)))
+            ]
+            least = min(times)
+            found.append(least if np.isfinite(least) else 0.0)
+        return found
 
     def _floor(self, members: int) -> float:
         return sum(f for i, f in enumerate(self._floors) if not members >> i & 1)
+
+    def _rest(self, task: Task) -> float:
+        """What the components outside add to any plan: all of the slowest where only turns are
+        taken with them, on either side, else one micro-batch each."""
+        if not task.top:
+            return self._floor(task.members)
+        inside = bits(task.members)
+        before, after = self._quickest[: inside[0]], self._quickest[inside[-1] + 1 :]
+        return max(before, default=0.0) + max(after, default=0.0)
 
     def _kept(self, front: Front, task: Task) -> Front:
         """Without the rows that lead to no plan below the ceiling."""
@@ -304,8 +351,43 @@ class Searcher:
         if not np.isfinite(self.ceiling) or not len(front) or task.beside:
             return front
         end = front.labels.x()
-        limit = self.ceiling - (self._floor(task.members) if self.model.chain else 0.0)
-        return front.take(np.flatnonzero(end <= limit))
+        if not self.model.chain:
+            return front.take(np.flatnonzero(end <= self.ceiling))
+        front = front.take(np.flatnonzero(end <= self.ceiling - self._rest(task)))
+        alone = not task.takes and not task.gives
+        if alone or len(front) < WORTH or len(self.model.machine.counts) > 1:
+            return front
+        return front.take(np.flatnonzero(self._with_neighbours(front, task) <= self.ceiling))
+
+    def _with_neighbours(self, front: Front, task: Task) -> algebra.Floats:
+        """On a chain: least end of each row with the pipelined neighbours on the devices left."""
+        inside, parts, labels = bits(task.members), task.parts, front.labels
+        left = self.model.machine.counts[0] - front.used[:, 0]
+        ends = labels.x()
+        sides = []
+        if task.takes and inside[0] > 0:
+            sides.append((inside[0] - 1, labels.ie()))
+        if task.gives and inside[-1] + 1 < len(self.model.names) and labels.curve is None:
+            sides.append((inside[-1] + 1, labels.so()))
+        for i, (first, period) in sides:
+            one = self._quickest_on(i, parts, left)
+            entry = self.model.own_profile(i)
+            fill = 0.0 if entry is not None and entry.uneven else one
+            piped = first + np.maximum(fill + (parts - 1) * period, parts * one)
+            in_one = first + (parts - 1) * period + self._quickest_on(i, 1, left)
+            others = self._floor(task.members | 1 << i)
+            ends = np.maximum(ends, np.minimum(piped, in_one) + others)
+        return ends
+
+    def _quickest_on(self, i: int, parts: int, devices: Counts) -> algebra.Floats:
+        """Seconds of one part of component ``i`` on at most so many devices."""
+        key = (i, parts)
+        if key not in self._steps:
+            options = self.model.options(i, parts)
+            seconds = np.concatenate([[np.inf], options.seconds])
+            self._steps[key] = np.ascontiguousarray(options.used[:, 0]), seconds
+        used, seconds = self._steps[key]
+        return np.asarray(seconds[used.searchsorted(devices, side="right")])
 
     def _affordable(self, front: Front, task: Task) -> Front:
         if front.used.shape[1] > 1 or not np.isfinite(self.ceiling) or not self.model.chain:
@@ -329,12 +411,24 @@ class Searcher:
 
     def _promising(self, task: Task, cut: Cut) -> bool:
         """On a chain: both ends of the cut's edge can stay below the ceiling side by side."""
-        if not self.model.chain or not np.isfinite(self.ceiling):
+        model, parts = self.model, task.parts
+        if not model.chain or len(model.machine.counts) > 1 or not np.isfinite(self.ceiling):
             return True
-        left, right = cut.first.bit_length() - 1, cut.second & -cut.second
-        least = self._least_size(left, task.parts)
-        least += self._least_size(right.bit_length() - 1, task.parts)
-        return least <= int(self._budget(task)[0])
+        left, right = cut.first.bit_length() - 1, (cut.second & -cut.second).bit_length() - 1
+        key = (left, parts)
+        if key not in self._ends:
+            least = np.inf
+            for p in (parts, 1):
+                # Either works in parts, or on the whole batch as half of a group in turn.
+                options = model.options(left, p)
+                one, rest = options.seconds * p, model.machine.counts[0] - options.used[:, 0]
+                piped = self._quickest_on(right, parts, rest) * parts
+                in_one = self._quickest_on(right, 1, rest)
+                both = np.maximum(one, piped) if p > 1 else one + piped
+                least = min(least, np.minimum(both, one + in_one).min(initial=np.inf))
+            self._ends[key] = least
+        beside = self._floor(~task.members | 1 << left | 1 << right)
+        return self._ends[key] + beside + self._rest(task) <= self.ceiling
 
     def _least_size(self, i: int, parts: int) -> int:
         """The fewest devices on which a pipelined component stays below the ceiling."""

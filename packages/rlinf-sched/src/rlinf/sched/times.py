@@ -39,7 +39,7 @@ class Column:
             slope = max(0.0, slope)
         base = t0 if batch <= b1 else t1 - slope * (b1 - b0)
         # Below the smallest batch a call may cost less, but never less than half its share.
-        floor = 0.5 * times[0] * batch / known[0]
+        floor = 0.5 * times[0] * min(1.0, batch / known[0])
         return max(base + slope * (batch - b0), floor)
 
 

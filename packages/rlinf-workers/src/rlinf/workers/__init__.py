@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlinf.workers.cluster import Cluster, ClusterConfig
     from rlinf.workers.config import load
+    from rlinf.workers.course import Decision, PlanningConfig
     from rlinf.workers.errors import (
         Aborted,
         CallError,
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
         explain,
     )
     from rlinf.workers.group import Group, WorkerGroup, wait_all
-    from rlinf.workers.program import main_guard, make_plan
+    from rlinf.workers.planner import FlowPlanner
+    from rlinf.workers.program import main_guard
     from rlinf.workers.records import ChunkRecord, StageReport
     from rlinf.workers.worker import Context, Worker, stage
 
@@ -36,9 +38,12 @@ __all__ = [
     "ClusterConfig",
     "ConfigError",
     "Context",
+    "Decision",
+    "FlowPlanner",
     "Group",
     "InfeasiblePlacement",
     "MethodUnknown",
+    "PlanningConfig",
     "StageError",
     "StageReport",
     "StartError",
@@ -49,7 +54,6 @@ __all__ = [
     "explain",
     "load",
     "main_guard",
-    "make_plan",
     "stage",
     "wait_all",
 ]
@@ -57,6 +61,7 @@ __all__ = [
 _MODULES = {
     "cluster": ("Cluster", "ClusterConfig"),
     "config": ("load",),
+    "course": ("Decision", "PlanningConfig"),
     "errors": (
         "Aborted",
         "CallError",
@@ -71,7 +76,8 @@ _MODULES = {
         "explain",
     ),
     "group": ("Group", "WorkerGroup", "wait_all"),
-    "program": ("main_guard", "make_plan"),
+    "planner": ("FlowPlanner",),
+    "program": ("main_guard",),
     "records": ("ChunkRecord", "StageReport"),
     "worker": ("Context", "Worker", "stage"),
 }

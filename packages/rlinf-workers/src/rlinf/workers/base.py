@@ -6,7 +6,40 @@ from typing import Any, ClassVar
 from rlinf.comm import Endpoint, WorkerId
 from rlinf.sched import Placement
 
-__all__ = ["Context", "WorkerBase"]
+__all__ = ["Context", "Place", "WorkerBase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank computes.
+
+    Attributes:
+        placement: What the plan says about the group; None where no plan does.
+        devices: Devices of this rank, a part of the placement's.
+        chunk: Items its stages take at a time; None: everything until the input is closed.
+        eager: They take what is there, up to a chunk, rather than wait until there is a whole one.
+    """
+
+    placement: Placement | None = None
+    devices: tuple[str, ...] = ()
+    chunk: int | None = 8
+    eager: bool = True
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Indexes of its CPU cores among those the launching process may use."""
+        names = (device.rpartition("/")[2].partition(":") for device in self.devices)
+        return tuple(int(index) for kind, _, index in names if kind == "core")
+
+    @property
+    def threads(self) -> int:
+        """Threads to compute with: its cores, at least one."""
+        return max(1, len(self.cores))
+
+    @property
+    def shared(self) -> bool:
+        """Others use its devices too, so it must hold their lock while it computes."""
+        return self.placement is not None and self.placement.shared and bool(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,22 +47,17 @@ class Context:
     """How this instance came to be where it is.
 
     Attributes:
-        placement: What the plan says about the group; None where it was launched without one.
-        devices: Devices of this rank, a part of the placement's.
+        place: Where it computes; the framework replaces the context when the group moves.
         incarnation: 0 for the first start, one more after each restart.
-        threads: Threads this rank should compute with: its cores, at least one.
     """
 
-    placement: Placement | None = None
-    devices: tuple[str, ...] = ()
+    place: Place = Place()
     incarnation: int = 0
-    threads: int = 1
 
     @property
-    def cores(self) -> tuple[int, ...]:
-        """Indexes of this rank's CPU cores among those the launching process may use."""
-        names = (device.rpartition("/")[2].partition(":") for device in self.devices)
-        return tuple(int(index) for kind, _, index in names if kind == "core")
+    def devices(self) -> tuple[str, ...]:
+        """Devices of this rank."""
+        return self.place.devices
 
 
 class WorkerBase:
@@ -38,6 +66,9 @@ class WorkerBase:
     restarts: ClassVar[int | None] = None
     """How often a dead worker is restarted with no call done in between. 0: its state cannot be
     rebuilt, its death stops the job. None: the cluster decides; 0 where a stage has a `finish`."""
+    host_only: ClassVar[bool] = False
+    """It needs no device of a plan (scoring by rule, calling tools): it works beside the others, on
+    what is there, and plans leave it out."""
 
     endpoint: Endpoint
     id: WorkerId

@@ -12,14 +12,16 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
-from rlinf.channel import Channel, ChannelBusy, ChannelConfig, ChannelError
+from rlinf.channel import Channel, ChannelBusy, ChannelConfig, ChannelError, announce
 from rlinf.comm import CommConfig, CommError, Endpoint, Handle
+from rlinf.sched import Placement
+from rlinf.workers.bounds import Natural, NonNegative, Positive
 from rlinf.workers.controller import Controller
 from rlinf.workers.devices import check_local, device_names, local_cores
 from rlinf.workers.errors import ClusterClosed, ConfigError, WorkerError
@@ -30,9 +32,27 @@ from rlinf.workers.records import RecordSink, StageReport
 from rlinf.workers.server import CHANNELS, ServerProgram
 from rlinf.workers.supervision import Limits, WorkerStatistics
 
-__all__ = ["Cluster", "ClusterConfig"]
+__all__ = ["Cluster", "ClusterConfig", "Movable"]
 
 log = logging.getLogger(__name__)
+
+
+class Movable(Protocol):
+    """A launched group, as far as whoever plans is concerned.
+
+    Attributes:
+        name: Its name.
+        managed: It was launched without a placement and wants one.
+    """
+
+    name: str
+    managed: bool
+
+    def __len__(self) -> int:
+        """Its number of ranks."""
+
+    def move(self, placement: Placement, batch: int | None = None) -> Handle[list[Any]]:
+        """Compute there from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +74,14 @@ class ClusterConfig:
 
     devices: tuple[str, ...] = field(default_factory=local_cores)
     ray_address: str = ""
-    restarts: int = 3
-    start_s: float = 180.0
-    silence_s: float = 30.0
-    heartbeat_s: float = 2.0
-    grace_s: float = 5.0
+    restarts: Natural = 3
+    start_s: Positive = 180.0
+    silence_s: Positive = 30.0
+    heartbeat_s: Positive = 2.0
+    grace_s: NonNegative = 5.0
     show_output: bool = False
 
     def __post_init__(self) -> None:
-        if self.restarts < 0:
-            raise ConfigError(f"restarts is {self.restarts}: it must not be negative")
         if self.silence_s < 2 * self.heartbeat_s:
             raise ConfigError(
                 f"silence_s is {self.silence_s} and heartbeat_s {self.heartbeat_s}: a worker needs "
@@ -97,7 +115,7 @@ class Cluster:
         config = config or ClusterConfig()
         self.config = config if devices is None else replace(config, devices=devices)
         self.comm = comm
-        self._names: set[str] = set()
+        self._groups: dict[str, Movable] = {}
         self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._channels: dict[str, tuple[int, Channel]] = {}
@@ -130,6 +148,8 @@ class Cluster:
         close.callback(self.controller.close, config.grace_s)
         close.callback(self._settlers.shutdown, cancel_futures=True)
         self.controller.join(CHANNELS, 0, lambda _: ServerProgram(comm=self.comm))
+        registry = launcher.registry
+        close.enter_context(announce(registry.address, registry.token, server=CHANNELS))
 
     def __enter__(self) -> Self:
         return self
@@ -187,12 +207,20 @@ class Cluster:
 
     # -- for groups -------------------------------------------------------------------------------
 
-    def claim(self, name: str) -> None:
-        """Take a group name. Raises `ConfigError` where it is taken."""
+    def claim(self, group: Movable) -> None:
+        """Take in a group. Raises `ConfigError` where its name is taken."""
         with self._lock:
-            if name in self._names:
-                raise ConfigError(f"the cluster has a group {name!r} already: give another name")
-            self._names.add(name)
+            if group.name in self._groups:
+                raise ConfigError(
+                    f"the cluster has a group {group.name!r} already: give another name"
+                )
+            self._groups[group.name] = group
+
+    @property
+    def groups(self) -> Mapping[str, Movable]:
+        """The groups that were launched, by name, in that order."""
+        with self._lock:
+            return dict(self._groups)
 
     def iteration(self, channel: str, default: int) -> int:
         """The iteration that a channel belongs to."""

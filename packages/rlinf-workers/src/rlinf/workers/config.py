@@ -4,35 +4,50 @@ A program declares its keys as (nested) frozen dataclasses. `load` reads them in
 winning over the one before: the dataclass defaults, the YAML file, the overrides. A YAML file may
 hold `presets`: a mapping from a value of one top-level key to the settings which that value
 implies, so that `model=smollm2` can bring its own learning rate; the preset `*` is for all others.
+A program may have such choices too (`algorithm=dapo`); theirs are laid below the file.
 
-Nothing is guessed: an unknown key, a value of the wrong type or a missing file is a `ConfigError`
-that names the key, and for an unknown key the nearest one that exists.
+Nothing is guessed: an unknown key, a value of the wrong type or out of its bounds or a missing file
+is a `ConfigError` that names the key, and for an unknown key the nearest one that exists. Of a key
+that is given twice the last value counts.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import math
 import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import yaml
 
+from rlinf.workers.bounds import Bounds
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["build", "keys", "load", "worker_environment"]
+__all__ = ["Choices", "build", "keys", "load", "worker_environment"]
 
 T = TypeVar("T")
 Tree = dict[str, Any]
+Choices = Mapping[str, Mapping[str, Tree]]
+"""A top-level key -> a value of it -> the settings which that value implies."""
 
 
-def load(cls: type[T], path: Path, overrides: Sequence[str] = (), preset_key: str = "") -> T:
+def load(
+    cls: type[T],
+    path: Path,
+    overrides: Sequence[str] = (),
+    preset_key: str = "",
+    choices: Choices = MappingProxyType({}),
+) -> T:
     """Read `path` and `overrides` ("a.b=value", the value in YAML) into an instance of `cls`.
 
     Where `preset_key` names a top-level key, the file's `presets[value of that key]` is laid
-    between the file and the overrides. Raises `ConfigError`.
+    between the file and the overrides; for each key of `choices`, what its value implies lies below
+    the file. Raises `ConfigError`.
     """
     file = _read(path)
     presets = file.pop("presets", {})
@@ -42,7 +57,15 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = (), preset_key: st
         inside = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in known)
         if not inside:
             raise _unknown(key, known)
-    tree = file
+    implied: Tree = {}
+    for key, options in choices.items():
+        value = str(given.get(key, file.get(key, _default(cls, key))))
+        if value not in options:
+            raise ConfigError(
+                f"{key}={value} is not known: choose one of {', '.join(sorted(options))}"
+            )
+        implied = _merge(implied, options[value])
+    tree = _merge(implied, file)
     if preset_key:
         choice = given.get(preset_key, file.get(preset_key))
         if choice not in presets and "*" in presets:
@@ -59,7 +82,7 @@ def build(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
     """Make an instance of the dataclass `cls` from a nested mapping, checking names and types."""
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where or 'the configuration'} must be a mapping, not {tree!r}")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     values = {}
     for name, value in tree.items():
@@ -90,6 +113,10 @@ def worker_environment(threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     kept = {name: os.environ[name] for name in ("LOG_LEVEL",) if name in os.environ}
     return kept | {name: str(max(1, threads)) for name in names}
+
+
+def _default(cls: type, key: str) -> object:
+    return next(f.default for f in dataclasses.fields(cls) if f.name == key)
 
 
 def _read(path: Path) -> Tree:
@@ -156,6 +183,9 @@ def _ratio(a: str, b: str) -> float:
 def _convert(hint: Any, value: object, path: str) -> Any:
     """`value` as the type `hint` says; the exact inverse of what YAML can write."""
     origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        hint, bounds, *_ = typing.get_args(hint)
+        return _within(bounds, _convert(hint, value, path), path)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
@@ -175,6 +205,12 @@ def _convert(hint: Any, value: object, path: str) -> Any:
     return _scalar(hint, value, path)
 
 
+def _within(bounds: Bounds, value: Any, path: str) -> Any:
+    if value not in bounds:
+        raise ConfigError(f"{path}={value} makes no sense: it must be {bounds}")
+    return value
+
+
 def _one_of(choices: tuple[object, ...], value: object, path: str) -> object:
     if value not in choices:
         raise ConfigError(f"{path}={value} is not one of {', '.join(map(str, choices))}")
@@ -183,10 +219,10 @@ def _one_of(choices: tuple[object, ...], value: object, path: str) -> object:
 
 def _scalar(hint: type, value: object, path: str) -> object:
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML reads 5e-4, without a dot, as a string
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            number = float(value)  # YAML reads 5e-4, without a dot, as a string
+            if not math.isnan(number):
+                return number
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif hint is str and isinstance(value, int | float) and not isinstance(value, bool):

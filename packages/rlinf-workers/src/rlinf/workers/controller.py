@@ -21,7 +21,7 @@ from rlinf.comm.errors import CodecError, RemoteError
 from rlinf.workers import supervision as sv
 from rlinf.workers.errors import Aborted, ClusterClosed, StartError, WorkerError
 from rlinf.workers.launch.base import Launcher, Process, Program
-from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Probe, Shutdown
+from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Move, Probe, Shutdown
 
 __all__ = ["Controller", "Factory"]
 
@@ -49,7 +49,7 @@ class _Pending:
     """A call somebody waits for."""
 
     worker: str
-    call: Call
+    call: Call | Move
     handle: Handle[Any]
     value: Any = None
     error: BaseException | None = None
@@ -102,7 +102,7 @@ class Controller:
         """Done once the worker has started for the first time; fails with the job's failure."""
         return self._seats[worker].started
 
-    def submit(self, worker: str, call: Call, what: str) -> Handle[Any]:
+    def submit(self, worker: str, call: Call | Move, what: str) -> Handle[Any]:
         """Call a worker, as soon as it has started; sent again should it die and be restarted.
 
         The handle fails with what the method raised, `WorkerDied`, `Aborted` or `ClusterClosed`.
@@ -171,16 +171,18 @@ class Controller:
         self._step(sv.Started(hello.worker, hello.incarnation, hello.pid))
 
     def _watch(self, event: Event) -> None:
-        seat = self._seats.get(str(event.peer)) if isinstance(event, Lost) else None
+        if not isinstance(event, Lost):
+            return
+        seat = self._seats.get(str(event.peer))
         if seat is not None and event.epoch == seat.epoch:
             # The launcher knows better how it ended, if it knows already.
-            self._hands_do(self._lost, str(event.peer), seat.incarnation)
+            self._hands_do(self._lost, str(event.peer), seat.incarnation, event.reason)
 
-    def _lost(self, worker: str, incarnation: int) -> None:
+    def _lost(self, worker: str, incarnation: int, reason: str) -> None:
         seat = self._seats[worker]
         if seat.incarnation == incarnation and seat.process is not None:
             seat.process.join(LAST_WORDS_S)
-        self._step(sv.Died(worker, incarnation, "its connection broke"))
+        self._step(sv.Died(worker, incarnation, f"its connection broke ({reason})"))
 
     def _tick(self) -> None:
         while not self._closed.wait(self._core.limits.heartbeat_s):
@@ -246,7 +248,7 @@ class Controller:
         self, command: sv.Send, pending: _Pending, value: Any, error: BaseException | None
     ) -> None:
         if isinstance(error, CommError) and not isinstance(error, (CodecError, RemoteError)):
-            self._hands_do(self._lost, command.worker, command.incarnation)
+            self._hands_do(self._lost, command.worker, command.incarnation, str(error))
             return
         pending.value, pending.error = value, error
         self._step(sv.Answered(command.worker, command.incarnation, command.call))

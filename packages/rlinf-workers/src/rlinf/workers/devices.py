@@ -11,9 +11,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlinf.sched import Placement
+from rlinf.workers.base import Place
 from rlinf.workers.errors import InfeasiblePlacement
 
-__all__ = ["Node", "check_local", "device_names", "local_cores", "node_of", "rank_devices"]
+__all__ = [
+    "Node",
+    "check_local",
+    "device_names",
+    "local_cores",
+    "node_of",
+    "rank_devices",
+    "rank_places",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,21 @@ def rank_devices(
     for rank, share in enumerate(shares):
         _check_one_node(f"{group}/{rank}", share)
     return shares
+
+
+def rank_places(
+    group: str, count: int, placement: Placement, available: Sequence[str], batch: int | None = None
+) -> list[Place]:
+    """Where each rank computes; see `rank_devices`.
+
+    Args:
+        batch: Items of an iteration; several ranks that take a whole one take equal parts of it.
+    """
+    chunk = placement.chunk
+    if chunk is None and batch is not None and count > 1:
+        chunk = -(-batch // count)
+    shares = rank_devices(group, count, placement, available)
+    return [Place(placement, share, chunk, eager=False) for share in shares]
 
 
 def check_local(devices: Iterable[str], cores: Sequence[str]) -> None:

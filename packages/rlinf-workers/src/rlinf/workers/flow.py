@@ -15,6 +15,7 @@ from typing import Any
 
 from rlinf.channel import Channel, ChannelClosed, DeviceLock, Full, Lease
 from rlinf.channel import Timeout as ChannelTimeout
+from rlinf.channel.lease import Commit
 from rlinf.workers.base import WorkerBase
 from rlinf.workers.messages import Call, Flow
 from rlinf.workers.records import ChunkRecord, StageReport
@@ -27,6 +28,8 @@ LOOK_S = 1.0
 """How often a wait for a chunk looks whether the call was given up."""
 ROOM_S = 10.0
 """The same for a wait for room in the output channel."""
+PATIENCE_S = 30.0
+"""How much later than that the server may answer before it counts as silent."""
 
 
 class StageRunner:
@@ -34,16 +37,14 @@ class StageRunner:
 
     Args:
         worker: Constructed, with its context.
-        chunk: Items to take at a time; None: everything until the input is closed.
     """
 
-    def __init__(self, worker: WorkerBase, chunk: int | None) -> None:
-        self._worker, self._chunk = worker, chunk
+    def __init__(self, worker: WorkerBase) -> None:
+        place = worker.context.place
+        self._worker, self._chunk, self._eager = worker, place.chunk, place.eager
         self._stages = stages(type(worker))
-        placement = worker.context.placement
-        self._position = placement.position if placement else 0
-        shared = placement is not None and placement.shared and worker.context.devices
-        self._lock = DeviceLock(worker.endpoint, worker.context.devices) if shared else None
+        self._position = place.placement.position if place.placement else 0
+        self._lock = DeviceLock(worker.endpoint, place.devices) if place.shared else None
 
     def run(self, call: Call, check: Callable[[], None]) -> StageReport:
         """Loop until the input is closed and empty.
@@ -61,8 +62,12 @@ class StageRunner:
             with ending:
                 self._do(work, lease)
         if work.mark.finish and not work.finished:
-            with self._hold(work):
+            record = _Open(work, ())
+            with self._hold(work, record):
+                record.start()
                 self._finish(work)
+                record.stop(self._worker.resident_bytes())
+            work.records.append(record.close(str(self._worker.id), work.mark.finish, 0))
         return StageReport(
             worker=str(self._worker.id),
             stage=call.method,
@@ -80,7 +85,9 @@ class StageRunner:
             work.check()
             try:
                 lease = ending.enter_context(
-                    work.source.lease_batch(max_items=self._chunk, timeout=LOOK_S)
+                    work.source.lease_batch(
+                        max_items=self._chunk, timeout=LOOK_S, full=not self._eager
+                    )
                 )
             except ChannelTimeout:
                 continue
@@ -90,8 +97,8 @@ class StageRunner:
 
     def _do(self, work: "_Work", lease: Lease) -> None:
         items = list(lease)
-        record = _Open(work, items, time.monotonic())
-        with self._hold(work):
+        record = _Open(work, items)
+        with self._hold(work, record):
             record.start()
             method = getattr(self._worker, work.call.method)
             answer = method(items, *work.call.args, **(work.call.kwargs or {}))
@@ -101,6 +108,7 @@ class StageRunner:
                 outputs = _outputs(answer, len(items)) if work.target is not None else []
             if self._chunk is None and work.mark.finish:
                 self._finish(work)
+            record.stop(self._worker.resident_bytes())
         if not isinstance(answer, Iterator):
             if work.target is not None:
                 _commit(work, lease, lease.held, outputs)
@@ -108,11 +116,12 @@ class StageRunner:
             else:
                 work.values.append(answer)
         tokens = sum(map(self._worker.count_tokens, record.outputs or items))
-        work.records.append(record.close(str(self._worker.id), tokens))
+        work.records.append(record.close(str(self._worker.id), work.call.method, tokens))
 
     def _stream(self, work: "_Work", lease: Lease, answer: Iterator[Any], record: "_Open") -> None:
-        """Pass on each output as it comes, and settle its item."""
+        """Pass on each output as it comes, and settle its item, without waiting for the server."""
         left = set(range(len(record.items)))
+        sending = _Sending(work, lease)
         for emitted in answer:
             work.check()
             index, output, weight = _emitted(emitted)
@@ -120,28 +129,32 @@ class StageRunner:
                 raise ValueError(f"yielded item {index}, which is not one of {sorted(left)}")
             left.remove(index)
             if work.target is not None:
-                _commit(work, lease, [index], [(output, weight)])
+                sending.add(index, (output, weight))
                 record.emit([output])
         if left:
             raise ValueError(f"ended without an output for the items {sorted(left)} of its chunk")
+        sending.finish()
 
     def _finish(self, work: "_Work") -> None:
         work.finished = True
         work.result = getattr(self._worker, work.mark.finish)()
 
     @contextmanager
-    def _hold(self, work: "_Work") -> Iterator[None]:
+    def _hold(self, work: "_Work", record: "_Open") -> Iterator[None]:
         """Have the devices to oneself, with the worker's state on them."""
         if self._lock is None:
             yield
             return
         with self._lock.hold((work.flow.iteration, self._position), timeout=None):
             work.check()
+            record.granted = time.monotonic()
             self._worker.onload()
             try:
                 yield
             finally:
+                before = time.monotonic()
                 self._worker.offload()
+                record.offload_s = time.monotonic() - before
 
 
 @dataclass(slots=True)
@@ -164,32 +177,42 @@ class _Work:
 class _Open:
     """A record that is being made."""
 
-    def __init__(self, work: _Work, items: Sequence[Any], leased: float) -> None:
+    def __init__(self, work: _Work, items: Sequence[Any]) -> None:
         self.items = items
         self.outputs: list[Any] = []
-        self._work, self._leased = work, leased
+        self.offload_s = 0.0
+        self.granted = self._leased = time.monotonic()
+        self._work = work
         self._emitted: list[float] = []
-        self._started = self._began = 0.0
+        self._started = self._began = self._worked_s = 0.0
+        self._resident_bytes = 0
 
     def start(self) -> None:
         self._started, self._began = time.time(), time.monotonic()
+
+    def stop(self, resident_bytes: int) -> None:
+        self._worked_s, self._resident_bytes = time.monotonic() - self._began, resident_bytes
 
     def emit(self, outputs: Sequence[Any]) -> None:
         self.outputs.extend(outputs)
         self._emitted += [self._now()] * len(outputs)
 
-    def close(self, worker: str, tokens: int) -> ChunkRecord:
+    def close(self, worker: str, stage: str, tokens: int) -> ChunkRecord:
         work = self._work
         return ChunkRecord(
             worker=worker,
-            stage=work.call.method,
+            stage=stage,
             iteration=work.flow.iteration,
             input=work.flow.input.name,
             output=work.flow.output.name if work.flow.output is not None else "",
             start=self._started,
             end=self._now(),
+            seconds=self._worked_s,
             waited_s=self._leased - work.waiting_since,
-            locked_s=self._began - self._leased,
+            locked_s=self.granted - self._leased,
+            onload_s=self._began - self.granted,
+            offload_s=self.offload_s,
+            resident_bytes=self._resident_bytes,
             items_in=len(self.items),
             items_out=len(self.outputs),
             tokens=tokens,
@@ -198,6 +221,53 @@ class _Open:
 
     def _now(self) -> float:
         return self._started + time.monotonic() - self._began
+
+
+class _Sending:
+    """Outputs of a streaming stage on their way: while one commit travels, the next gathers."""
+
+    def __init__(self, work: _Work, lease: Lease) -> None:
+        self._work, self._lease = work, lease
+        self._gathered: list[tuple[int, Output]] = []
+        self._travelling: list[tuple[int, Output]] = []
+        self._commit: Commit | None = None
+
+    def add(self, index: int, output: Output) -> None:
+        """Pass an output on, now or with the next commit. Raises what an earlier commit met."""
+        self._gathered.append((index, output))
+        if self._commit is None or self._commit.done():
+            self._arrive()
+            self._depart()
+
+    def finish(self) -> None:
+        """Return when the server has everything."""
+        while self._gathered or self._commit is not None:
+            if self._commit is not None:
+                self._commit.wait(ROOM_S + PATIENCE_S)
+            self._arrive()
+            self._work.check()
+            self._depart()
+
+    def _depart(self) -> None:
+        if not self._gathered:
+            return
+        assert self._work.target is not None
+        self._travelling, self._gathered = self._gathered, []
+        self._commit = self._lease.commit_later(
+            [index for index, _ in self._travelling],
+            [output for _, output in self._travelling],
+            self._work.target,
+            timeout=ROOM_S,
+        )
+
+    def _arrive(self) -> None:
+        if self._commit is None:
+            return
+        try:
+            self._commit.conclude()
+        except Full:  # nothing was put: those downstream need longer
+            self._gathered = self._travelling + self._gathered
+        self._commit = None
 
 
 def _commit(work: "_Work", lease: Lease, indexes: Sequence[int], outputs: Sequence[Output]) -> None:

@@ -17,11 +17,11 @@ from rlinf.channel import Channel, ChannelRef
 from rlinf.comm import DEFAULT, Handle
 from rlinf.comm.handle import TimeoutLike
 from rlinf.sched import Placement, Plan
-from rlinf.workers.base import Context, WorkerBase
+from rlinf.workers.base import Context, Place, WorkerBase
 from rlinf.workers.cluster import Cluster
-from rlinf.workers.devices import rank_devices
+from rlinf.workers.devices import rank_places
 from rlinf.workers.errors import Aborted, MethodUnknown
-from rlinf.workers.messages import Call, Flow
+from rlinf.workers.messages import Call, Flow, Move
 from rlinf.workers.process import WorkerProgram
 from rlinf.workers.stages import public_methods, stages
 
@@ -56,38 +56,33 @@ class Group(Generic[W]):
 
         Args:
             place: Where: the group's placement, or a plan that has a component of its name. None:
-                anywhere, with one thread a worker, whole iterations at a time and no device lock.
+                where the cluster's planner says, if there is one; until then anywhere, with one
+                thread a worker, on what items there are and without a device lock.
 
         Raises:
             InfeasiblePlacement: The cluster does not have the devices, or ranks cannot share them.
         """
-        placement, chunk = self._place(place)
-        available = self._cluster.devices
-        shares = rank_devices(self._name, self._count, placement, available)
-        self._cluster.claim(self._name)
-        group = WorkerGroup(self._cluster, self._cls, self._name, tuple(range(self._count)))
-        for rank, devices in enumerate(shares):
-            self._join(f"{self._name}/{rank}", placement, devices, chunk)
+        places = self._places(place)
+        group = WorkerGroup(self._cluster, self._cls, self._name, tuple(range(self._count)), places)
+        group.managed = place is None and not self._cls.host_only
+        self._cluster.claim(group)
+        for rank in range(self._count):
+            self._join(f"{self._name}/{rank}", rank, places)
         return group
 
-    def _place(self, place: Placement | Plan | None) -> tuple[Placement | None, int | None]:
-        if not isinstance(place, Plan):
-            return place, place.chunk if place is not None else None
+    def _places(self, place: Placement | Plan | None) -> list[Place]:
+        if place is None:
+            return [Place()] * self._count
+        if isinstance(place, Placement):
+            return rank_places(self._name, self._count, place, self._cluster.devices)
         placements = place.placements()
         if self._name not in placements:
             known = ", ".join(placements)
             raise KeyError(f"the plan has no component {self._name!r}; it has {known}")
         placement = placements[self._name]
-        # Several ranks that take a whole iteration at once take equal parts of it.
-        parts = self._count if placement.chunk is None else 1
-        return placement, placement.chunk if parts == 1 else -(-place.batch // parts)
+        return rank_places(self._name, self._count, placement, self._cluster.devices, place.batch)
 
-    def _join(
-        self, id: str, placement: Placement | None, devices: tuple[str, ...], chunk: int | None
-    ) -> None:
-        context = Context(placement=placement, devices=devices)
-        threads = max(1, len(context.cores))
-
+    def _join(self, id: str, rank: int, places: Sequence[Place]) -> None:
         def program(incarnation: int) -> WorkerProgram:
             return WorkerProgram(
                 id=id,
@@ -95,8 +90,7 @@ class Group(Generic[W]):
                 args=self._args,
                 kwargs=self._kwargs,
                 world_size=self._count,
-                context=Context(placement, devices, incarnation, threads),
-                chunk=chunk,
+                context=Context(places[rank], incarnation),
                 comm=self._cluster.comm,
             )
 
@@ -107,13 +101,20 @@ class WorkerGroup:
     """Started workers. Attribute access gives their methods; see the module."""
 
     def __init__(
-        self, cluster: Cluster, cls: type[WorkerBase], name: str, ranks: tuple[int, ...]
+        self,
+        cluster: Cluster,
+        cls: type[WorkerBase],
+        name: str,
+        ranks: tuple[int, ...],
+        places: list[Place],
     ) -> None:
         self._cluster, self._cls, self._ranks = cluster, cls, ranks
+        self._places = places
         self._methods = public_methods(cls)
         self._stages = stages(cls)
         self._calls = 0
         self.name = name
+        self.managed = False
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -125,7 +126,7 @@ class WorkerGroup:
 
     def __getitem__(self, rank: int) -> "WorkerGroup":
         """The group reduced to one rank."""
-        return WorkerGroup(self._cluster, self._cls, self.name, (self._ranks[rank],))
+        return WorkerGroup(self._cluster, self._cls, self.name, (self._ranks[rank],), self._places)
 
     def __getattr__(self, name: str) -> "Method":
         if name.startswith("_"):
@@ -136,6 +137,27 @@ class WorkerGroup:
             kind = self._cls.__name__
             raise MethodUnknown(f"{kind} (group {self.name}) has no public method {name!r}; {hint}")
         return Method(self, name)
+
+    def move(self, placement: Placement, batch: int | None = None) -> Handle[list[Any]]:
+        """Compute there from now on: devices, chunks and lock change, state and program do not.
+
+        Takes its turn among the calls of each worker; a worker that is restarted starts there.
+
+        Args:
+            placement: Of the whole group.
+            batch: Items of an iteration; several ranks that take a whole one take equal parts.
+
+        Raises:
+            InfeasiblePlacement: The cluster does not have the devices, or ranks cannot share them.
+        """
+        places = rank_places(self.name, len(self._places), placement, self._cluster.devices, batch)
+        controller = self._cluster.controller
+        handles = []
+        for rank, id in zip(self._ranks, self.ids, strict=True):
+            self._places[rank] = places[rank]
+            move = Move(controller.number(), places[rank])
+            handles.append(controller.submit(id, move, f"moving {id}"))
+        return gather(handles, f"moving {self.name}")
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until every worker is constructed.

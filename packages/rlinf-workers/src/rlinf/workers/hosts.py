@@ -2,6 +2,7 @@
 
     rollout  requests -> groups          streams groups in the order in which they complete
     reward   groups -> scored groups
+    critic   scored groups -> the same   adds advantages, learns from the rewards itself
     trainer  scored groups -> a step     accumulates chunk by chunk, steps after the last one
 
 Each is built on its own process from plain data; heavy imports happen there. Weights go from the
@@ -10,19 +11,28 @@ both sides.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rlinf.workers.roles import GenerationRequest, Group, PartialStats, ScoredGroup, StepStats
+from rlinf.workers.roles import (
+    CriticStats,
+    GenerationRequest,
+    Group,
+    PartialStats,
+    ScoredGroup,
+    StepStats,
+)
 from rlinf.workers.stages import stage
 from rlinf.workers.worker import Worker
 
 if TYPE_CHECKING:
     from rlinf.workers.engines.models import ModelSpec
+    from rlinf.workers.engines.torch_critic import CriticConfig
     from rlinf.workers.engines.torch_generate import GenerateConfig
     from rlinf.workers.engines.torch_trainer import TrainerConfig
     from rlinf.workers.roles import RewardEngine
 
-__all__ = ["RewardWorker", "RolloutWorker", "TrainerWorker"]
+__all__ = ["CriticWorker", "RewardWorker", "RolloutWorker", "TrainerWorker"]
 
 
 class RolloutWorker(Worker):
@@ -53,7 +63,10 @@ class RolloutWorker(Worker):
 
     def recovered(self) -> None:
         """Serve the trainer's current weights, however busy the trainer is."""
-        self._receiver.fetch(self._trainer)
+        from rlinf.workers.weights import WeightsUnknown
+
+        with suppress(WeightsUnknown):  # none yet: the dead one had none either
+            self._receiver.fetch(self._trainer)
 
     def onload(self) -> None:
         """See `Worker`."""
@@ -75,6 +88,8 @@ class RolloutWorker(Worker):
 class RewardWorker(Worker):
     """Scores groups with the engine that `make()` gives, called where the worker runs."""
 
+    host_only = True
+
     def __init__(self, make: "Callable[[], RewardEngine]") -> None:
         self._engine = make()
 
@@ -82,6 +97,48 @@ class RewardWorker(Worker):
     def score(self, groups: list[Group]) -> list[ScoredGroup]:
         """One scored group a group, in order."""
         return self._engine.score(groups)
+
+    def count_tokens(self, item: object) -> int:
+        """See `Worker`."""
+        return item.token_count if isinstance(item, ScoredGroup) else 0
+
+
+class CriticWorker(Worker):
+    """Gives scored groups the advantages of their tokens, and learns values."""
+
+    def __init__(self, model: "ModelSpec", config: "CriticConfig", trainer: str) -> None:
+        from rlinf.workers.engines.models import build_model
+        from rlinf.workers.engines.torch_critic import TorchCritic
+        from rlinf.workers.weights import WeightReceiver
+
+        self._engine = TorchCritic(build_model(model, weights=False), config)
+        self._receiver = WeightReceiver(self.endpoint, self._engine)
+        self._trainer = trainer
+
+    @stage(finish="finish_step")
+    def estimate(self, groups: list[ScoredGroup]) -> list[ScoredGroup]:
+        """The groups with advantages, in order; adds their gradient to the step's."""
+        return self._engine.estimate(groups)
+
+    def finish_step(self) -> CriticStats:
+        """Step with what was accumulated."""
+        return self._engine.finish_step()
+
+    def load_weights(self, version: int) -> str:
+        """Begin from the trainer's weights of this version; returns their fingerprint."""
+        return self._receiver.fetch(self._trainer, version).fingerprint
+
+    def onload(self) -> None:
+        """See `Worker`."""
+        self._engine.onload()
+
+    def offload(self) -> None:
+        """See `Worker`."""
+        self._engine.offload()
+
+    def resident_bytes(self) -> int:
+        """See `Worker`."""
+        return self._engine.resident_bytes()
 
     def count_tokens(self, item: object) -> int:
         """See `Worker`."""
@@ -104,9 +161,9 @@ class TrainerWorker(Worker):
         """Add the gradient of a chunk to the step's."""
         return self._engine.accumulate(groups)
 
-    def finish_step(self) -> StepStats:
-        """Step with what was accumulated."""
-        return self._engine.finish_step()
+    def finish_step(self) -> StepStats | None:
+        """Step with what was accumulated; None where another round of samples is wanted first."""
+        return self._engine.finish_step() if self._engine.end_round() else None
 
     def publish(self) -> int:
         """Offer the weights as they are now to every rollout; returns their version."""

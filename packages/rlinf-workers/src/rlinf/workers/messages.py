@@ -1,8 +1,8 @@
 """What a controller and its workers say to each other: frozen data.
 
 The controller serves "controller" and takes `Hello`. Each worker process serves "worker" and takes
-the others: `Call` is queued for the main thread and answered when it is done; `Probe`, `Abort` and
-`Shutdown` are answered at once, whatever the main thread is doing.
+the others: `Call` and `Move` are queued for the main thread and answered when they are done;
+`Probe`, `Abort` and `Shutdown` are answered at once, whatever the main thread is doing.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,10 @@ from typing import Any
 
 from rlinf.channel import ChannelRef
 from rlinf.comm import WorkerId
+from rlinf.workers.base import Place
 from rlinf.workers.errors import StartError
 
-__all__ = ["CONTROLLER", "SERVICE", "Abort", "Call", "Flow", "Hello", "Probe", "Shutdown"]
+__all__ = ["CONTROLLER", "SERVICE", "Abort", "Call", "Flow", "Hello", "Move", "Probe", "Shutdown"]
 
 CONTROLLER = WorkerId("controller", 0)
 SERVICE = "worker"
@@ -47,6 +48,15 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     flow: Flow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Compute there from now on; `number` counts with those of the calls."""
+
+    number: int
+    place: Place
+    method: str = "move"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,17 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlinf.comm import CommConfig, CommError, Device, Endpoint, Event, Lost, Request, WorkerId
-from rlinf.workers.base import Context, WorkerBase
+from rlinf.workers.base import Context, Place, WorkerBase
 from rlinf.workers.errors import Aborted, CallError, StageError, StartError, WorkerError
 from rlinf.workers.flow import StageRunner
+from rlinf.workers.launch.affinity import pin
 from rlinf.workers.launch.base import Link
-from rlinf.workers.messages import CONTROLLER, SERVICE, Abort, Call, Hello, Probe, Shutdown
+from rlinf.workers.messages import CONTROLLER, SERVICE, Abort, Call, Hello, Move, Probe, Shutdown
 
 __all__ = ["WorkerProgram"]
 
@@ -37,7 +38,6 @@ class WorkerProgram:
     """One incarnation of a worker, as it is sent to its process.
 
     Attributes:
-        chunk: Items its stages take at a time; None: all until the input is closed.
     """
 
     id: str
@@ -46,7 +46,6 @@ class WorkerProgram:
     kwargs: Mapping[str, Any]
     world_size: int
     context: Context
-    chunk: int | None = None
     comm: CommConfig | None = None
 
     @property
@@ -55,24 +54,26 @@ class WorkerProgram:
         return self.context.devices
 
     @property
-    def threads(self) -> int:
-        """Threads it computes with."""
-        return self.context.threads
+    def cores(self) -> tuple[int, ...]:
+        """Those of them that are CPU cores."""
+        return self.context.place.cores
 
     def run(self, link: Link) -> None:
         """Construct the worker and serve its calls until `Shutdown` or until nobody is left."""
-        _set_torch_threads(self.threads)
+        _set_torch_threads(self.context.place.threads)
         with Endpoint(
             self.id, registry=link.registry, config=self.comm, device=_device(self.devices)
         ) as endpoint:
-            _Loop(self, endpoint).run()
+            _Loop(self, endpoint, link.cores).run()
 
 
 class _Loop:
     """Calls, one after another."""
 
-    def __init__(self, program: WorkerProgram, endpoint: Endpoint) -> None:
-        self._program, self._endpoint = program, endpoint
+    def __init__(
+        self, program: WorkerProgram, endpoint: Endpoint, allowed: tuple[int, ...]
+    ) -> None:
+        self._program, self._endpoint, self._allowed = program, endpoint, allowed
         self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._aborted: dict[int, str] = {}
@@ -99,7 +100,7 @@ class _Loop:
 
     def _receive(self, request: Request) -> None:
         message = request.payload
-        if isinstance(message, Call):
+        if isinstance(message, Call | Move):
             self._inbox.put(request)
             return
         if isinstance(message, Abort):
@@ -129,9 +130,9 @@ class _Loop:
             worker.rank, worker.world_size = worker.id.rank, program.world_size
             worker.context = program.context
             worker.__init__(*program.args, **program.kwargs)  # type: ignore[misc]
-            _set_torch_threads(program.threads)
+            _set_torch_threads(program.context.place.threads)
             self._worker = worker
-            self._runner = StageRunner(worker, program.chunk)
+            self._runner = StageRunner(worker)
             if program.context.incarnation:
                 worker.recovered()
         except Exception as error:  # noqa: BLE001 - the edge of a process; goes to the controller
@@ -141,9 +142,9 @@ class _Loop:
         return None
 
     def _execute(self, request: Request) -> None:
-        call: Call = request.payload
+        call: Call | Move = request.payload
         try:
-            value = self._call(call)
+            value = self._call(call) if isinstance(call, Call) else self._move(call.place)
         except WorkerError as error:
             request.fail(error)
         except Exception as error:  # noqa: BLE001 - the edge of a process; goes to the caller
@@ -158,6 +159,22 @@ class _Loop:
         finally:
             with self._lock:
                 self._aborted.pop(call.number, None)
+
+    def _move(self, place: Place) -> Place:
+        """Compute elsewhere: the state goes along, nothing else of it changes."""
+        worker = self._worker
+        assert worker is not None
+        if place.devices != worker.context.devices:
+            if self._allowed:
+                pin(self._allowed, place.cores)
+            _set_torch_threads(place.threads)
+        if place.shared and not worker.context.place.shared:
+            worker.offload()
+        elif worker.context.place.shared and not place.shared:
+            worker.onload()
+        worker.context = replace(worker.context, place=place)
+        self._runner = StageRunner(worker)
+        return place
 
     def _call(self, call: Call) -> Any:
         assert self._worker is not None and self._runner is not None
@@ -174,8 +191,9 @@ class _Loop:
             text = f"{self._program.id}.{call.method} was given up: {because}"
             raise Aborted(text, worker=self._program.id, because=because)
 
-    def _error(self, call: Call, error: Exception) -> CallError:
-        kind = StageError if call.flow is not None else CallError
+    def _error(self, call: Call | Move, error: Exception) -> CallError:
+        is_stage = isinstance(call, Call) and call.flow is not None
+        kind = StageError if is_stage else CallError
         return kind(
             f"{self._program.id}.{call.method} raised {_describe(error)}",
             worker=self._program.id,

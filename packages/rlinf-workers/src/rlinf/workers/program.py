@@ -1,4 +1,4 @@
-"""What every app's `main` does around its flow: read the configuration, pick the plan, end well.
+"""What every app's `main` does around its flow: read the configuration, end well.
 
 Exit codes: 0 the run ended well (also after one Ctrl-C), 1 it failed, 2 the configuration cannot be
 used, 130 it was interrupted at once (a second Ctrl-C).
@@ -8,39 +8,31 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from rlinf.channel.errors import ChannelError
 from rlinf.comm.errors import CommError
-from rlinf.sched import FlowGraph, Plan, spatial_plan, temporal_plan
 from rlinf.sched.errors import SchedError
-from rlinf.workers.config import keys, load
+from rlinf.workers.config import Choices, keys, load
 from rlinf.workers.errors import ConfigError, WorkerError
 
-__all__ = ["main_guard", "make_plan"]
+__all__ = ["main_guard"]
 
 T = TypeVar("T")
 EXPECTED = (WorkerError, ChannelError, CommError, SchedError)
 
 
-def make_plan(choice: str, graph: FlowGraph, devices: Sequence[str], batch: int) -> Plan:
-    """The plan that `choice` names: `temporal`, `spatial`, or the path of a saved plan.
-
-    `batch` is the number of items an iteration puts into the flow. Raises `ConfigError`.
-    """
-    if choice == "temporal":
-        return temporal_plan(graph, tuple(devices), batch)
-    if choice == "spatial":
-        return spatial_plan(graph, tuple(devices), batch, micro_batches=batch)
-    if not Path(choice).is_file():
-        raise ConfigError(f"plan={choice}: not temporal, not spatial, and there is no such file")
-    return Plan.load(choice)
-
-
 def main_guard(
-    run: Callable[[T], None], config_class: type[T], path: Path, argv: Sequence[str] | None = None
+    run: Callable[[T], None],
+    config_class: type[T],
+    path: Path,
+    argv: Sequence[str] | None = None,
+    choices: Choices = MappingProxyType({}),
 ) -> int:
     """Run `run(config)` and return the process's exit code; the first cause is printed last.
+
+    `choices`: see `rlinf.workers.config.load`.
 
     What can be foreseen (bad configuration, a worker's death, a full pool, a busy port) is said in
     one paragraph; anything else is a defect and keeps its traceback.
@@ -50,7 +42,7 @@ def main_guard(
         print(_help(run, config_class))
         return 0
     try:
-        config = load(config_class, path, arguments, preset_key="model")
+        config = load(config_class, path, arguments, preset_key="model", choices=choices)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -74,4 +66,11 @@ def _help(run: Callable[[T], None], config_class: type[T]) -> str:
     known = keys(config_class)
     width = max(map(len, known))
     lines = [f"  {key:<{width}}  {kind}" for key, kind in known.items()]
-    return "\n".join([(module.__doc__ or "").strip(), "", "Keys, given as key=value:", *lines])
+    return "\n".join(
+        [
+            (module.__doc__ or "").strip(),
+            "",
+            "Keys, given as key=value (the last one counts):",
+            *lines,
+        ]
+    )

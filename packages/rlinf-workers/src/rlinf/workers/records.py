@@ -14,6 +14,8 @@ __all__ = ["ChunkRecord", "RecordSink", "StageReport"]
 class ChunkRecord:
     """One chunk's way through a stage on one worker.
 
+    The `finish` method of a stage that works in chunks has a record of its own, without items.
+
     Attributes:
         worker: "group/rank".
         stage: Name of the method.
@@ -22,8 +24,12 @@ class ChunkRecord:
         output: Name of the channel its results went to; empty for the last stage.
         start: When the stage's function was called (its devices held and loaded).
         end: When it had returned and its last output was committed.
+        seconds: Time of work on the devices: without waits, loading and freeing.
         waited_s: Time spent waiting for the chunk.
-        locked_s: Time spent waiting for the devices and loading onto them (0: not shared).
+        locked_s: Time spent waiting for the devices (0: not shared).
+        onload_s: Time spent loading onto them after that.
+        offload_s: Time spent freeing them at the end.
+        resident_bytes: Memory the worker occupied on its devices at the end of its work.
         items_in: Items of the chunk.
         items_out: Outputs committed.
         tokens: Sum of `Worker.count_tokens` over the outputs (over the items for the last stage).
@@ -37,17 +43,21 @@ class ChunkRecord:
     output: str
     start: float
     end: float
+    seconds: float
     waited_s: float
     locked_s: float
+    onload_s: float
+    offload_s: float
+    resident_bytes: int
     items_in: int
     items_out: int
     tokens: int
     emitted: tuple[float, ...]
 
     @property
-    def seconds(self) -> float:
-        """Time of work, without the waits before it."""
-        return self.end - self.start
+    def group(self) -> str:
+        """The worker's group."""
+        return self.worker.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

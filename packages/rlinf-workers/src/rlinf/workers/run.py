@@ -3,7 +3,8 @@
     metrics.jsonl     one line a step: the step's metrics as given to `Run.record`
     events.out.*      the same for TensorBoard
     curve.png         reward over steps, drawn again at the end
-    plan.yaml         the plan which was executed
+    plan.yaml         the plan which was executed last
+    profile.yaml      the measurements it was made from, where it was searched for
     summary.json      the run in eight keys, written once when it ends well
 
 Needs the `run` extra: rich, matplotlib and tensorboard, imported only when a run is opened.
@@ -25,6 +26,7 @@ from rlinf.workers.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.sched import Plan
+    from rlinf.workers.course import Decision
 
 __all__ = ["Run", "Summary"]
 
@@ -43,7 +45,7 @@ class Summary:
     seconds: float
     """From the opening of the run to its end, starting the workers and a warm-up included."""
     plan: str
-    """The kind of plan: temporal, spatial, hybrid or single."""
+    """The kind of the last plan: temporal, spatial, hybrid or single."""
     peak_rss_bytes: int
     """The largest sum, over this process and all below it, of resident memory at a step's end.
     Pages which several processes share are counted once for each."""
@@ -52,13 +54,13 @@ class Summary:
 class Run:
     """Records the steps of one run into `folder` and shows them as a progress bar.
 
-    `with Run(folder, plan) as run: for step in run.steps(n): ...; run.record(step, {...})`.
+    `with Run(folder) as run: for step in run.steps(n): ...; run.record(step, {...})`.
     `record` needs the metrics `reward`, `tokens` and `staleness`; it takes any further number.
     Inside the context Ctrl-C lets the current step be the last one; a second Ctrl-C raises
     `KeyboardInterrupt` at once. Not thread-safe: the main thread drives a run.
     """
 
-    def __init__(self, folder: Path, plan: "Plan", *, show: bool = True) -> None:
+    def __init__(self, folder: Path, *, show: bool = True) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._metrics = (folder / "metrics.jsonl").open("w", encoding="utf-8")
@@ -74,7 +76,7 @@ class Run:
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder
-        self._plan = plan
+        self._plan: Plan | None = None
         self._board = SummaryWriter(str(folder))
         self._rewards: list[float] = []
         self._tokens = self._step_seconds = 0.0
@@ -89,8 +91,7 @@ class Run:
             TimeElapsedColumn(),
         )
         self._progress = Progress(*columns, disable=not show)
-        self._task = self._progress.add_task("GRPO", shown="")
-        plan.save(folder / "plan.yaml")
+        self._task = self._progress.add_task("steps", shown="")
 
     @staticmethod
     def default_folder(app: str) -> Path:
@@ -133,6 +134,17 @@ class Run:
         """Show what is being done where the progress of the steps will be."""
         self._progress.update(self._task, shown=text)
 
+    def planned(self, decision: "Decision") -> None:
+        """Keep the plan that is followed from now on, and show one that was searched for."""
+        self.say(decision.because)
+        if decision.plan is None:
+            return
+        self._plan = decision.plan
+        decision.plan.save(self.folder / "plan.yaml")
+        if decision.workflow is not None:
+            decision.workflow.save(self.folder / "profile.yaml")
+            self._progress.console.print(report(decision), highlight=False, markup=False)
+
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a finished step everywhere."""
         seconds = time.monotonic() - self._step_started
@@ -161,12 +173,25 @@ class Run:
             reward_last=_mean(self._rewards[-SMOOTHED_STEPS:]),
             tokens_per_s=self._tokens / max(self._step_seconds, 1e-9),
             seconds=seconds,
-            plan=self._plan.kind,
+            plan=self._plan.kind if self._plan else "",
             peak_rss_bytes=self._peak_rss_bytes,
         )
         _draw(self._rewards, self.folder / "curve.png")
         (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
         return summary
+
+
+def report(decision: "Decision") -> str:
+    """A decision for a person to read: why, what was tried, the plan and its explanation."""
+    from rlinf.sched import explain
+
+    assert decision.plan is not None and decision.workflow is not None
+    tried = [
+        f"  {plan.kind}: {plan.seconds or 0.0:.3f} s predicted, {seconds:.3f} s measured"
+        for plan, seconds in decision.tried
+    ]
+    explanation = explain(decision.workflow, decision.plan).text()
+    return "\n".join([f"plan: {decision.because}", *tried, explanation])
 
 
 def _mean(values: list[float]) -> float:

@@ -21,7 +21,7 @@ class ServerProgram:
 
     id: str = CHANNELS
     devices: tuple[str, ...] = ()
-    threads: int = 1
+    cores: tuple[int, ...] = ()
     comm: CommConfig | None = None
 
     def run(self, link: Link) -> None:

@@ -52,8 +52,10 @@ class LockSimulation:
             wake = self.core.wake_at
             assert self._heap or wake < float("inf"), f"stuck: {self.core.statistics(self.now)}"
             if not self._heap or wake <= self._heap[0][0]:
-                self.now = max(self.now, wake)
+                self.now, life = max(self.now, wake), self.lives
                 self._step(Tick())
+                due = self.core.wake_at <= self.now and self.lives == life
+                assert not due, f"what is due is not done: {self.core.statistics(self.now)}"
             else:
                 self.now, _, act = heapq.heappop(self._heap)
                 act()

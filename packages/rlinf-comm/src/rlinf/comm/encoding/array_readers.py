@@ -8,6 +8,7 @@ import numpy as np
 
 from rlinf.comm.encoding import tensors
 from rlinf.comm.encoding.arrays import dtype_number, namespace
+from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.encoding.parcel import Parcel
 from rlinf.comm.encoding.readers import list_of
 from rlinf.comm.encoding.structure import Op
@@ -98,17 +99,30 @@ def compile_device(parser: Parser, depth: int, path: str) -> Reader:
     name = parser.name()
     if parser.next() != Op.TENSOR:
         raise Malformed("something else than a tensor on a device")
-    host = compile_tensor(parser, depth, path)
-    return lambda values: tensors.move(tensors.loaded(), host(values), name)
+    flags, number, ndim = parser.next(), parser.next(), parser.next()
+    torch = tensors.loaded()
+    dtype = torch.dtype(number, parser.names)
+    host_dtype, view = torch.view_dtype(dtype)
+
+    def read(values: Values) -> Any:
+        shape = values.shape(ndim)
+        size = math.prod(shape) * dtype.itemsize
+        memory = take_next(values, size, True)
+        if isinstance(memory, OnDevice):
+            return tensors.take_over(torch, memory, shape, (dtype, flags))
+        host = tensors.build(torch, memory, shape, (host_dtype, view, flags))
+        return tensors.move(torch, host, name)
+
+    return read
 
 
 def compile_foreign(parser: Parser, depth: int, path: str) -> Reader:
     """An array of another library."""
-    module = namespace(parser.name(), parser.allow_pickle)
+    make = namespace(parser.name(), parser.allow_pickle)
     if parser.next() != Op.ARRAY:
         raise Malformed("a foreign array of something else than numpy's")
     host = compile_array(parser, depth, path)
-    return lambda values: module.asarray(host(values))
+    return lambda values: make(host(values))
 
 
 def compile_window(parser: Parser, depth: int, path: str) -> Reader:

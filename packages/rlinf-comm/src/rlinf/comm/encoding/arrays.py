@@ -219,6 +219,8 @@ def _extension(name: str) -> "np.dtype[Any]":
 def namespace_of(kind: type) -> str | None:
     """The array module of a type by duck typing (jax, cupy, ...); None: it is no array type."""
     top = kind.__module__.partition(".")[0]
+    if top == "tensorflow" and kind.__name__ == "EagerTensor":
+        return "tensorflow"
     if top in ("jax", "jaxlib") and "Array" in kind.__name__:
         return "jax.numpy"
     if top == "cupy" and kind.__name__ == "ndarray":
@@ -232,9 +234,7 @@ def encode_foreign(walk: Walk, value: Any, depth: int) -> None:
     """An array of another library: through numpy, by way of the host."""
     if walk.enter(value, depth):
         module = namespace_of(type(value)) or value.__array_namespace__().__name__
-        host = np.asarray(value.get() if module == "cupy" else value)
-        if host.dtype.hasobject:
-            raise Refused(value, f"{type(value)} gives numpy an array of objects")
+        host = _to_numpy(value, module)
         walk.keep.append(host)
         walk.program += (Op.FOREIGN, walk.name(module))
         write_array(walk, host)
@@ -242,18 +242,32 @@ def encode_foreign(walk: Walk, value: Any, depth: int) -> None:
         walk.leave(value)
 
 
+def _to_numpy(value: Any, module: str) -> "np.ndarray[Any, Any]":
+    """The elements on the host: by the buffer protocol or `__array__`, else by DLPack."""
+    try:
+        host = np.asarray(value.get() if module == "cupy" else value)
+        if host.dtype.hasobject and module != "tensorflow":  # its DLPack aborts on strings
+            host = np.from_dlpack(value)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise Refused(value, str(error)) from error
+    if host.dtype.hasobject:
+        raise Refused(value, f"{type(value)} gives numpy an array of objects")
+    return host
+
+
 def namespace(module: str, allow_import: bool) -> Any:
-    """The array module of a received array.
+    """What makes an array of a received array's module from one of numpy.
 
     Raises:
         ValueError: It is not there, or is no array module.
     """
     found = sys.modules.get(module)
-    if found is None and (allow_import or module in ("jax.numpy", "cupy")):
+    if found is None and (allow_import or module in ("jax.numpy", "cupy", "tensorflow")):
         try:
             found = importlib.import_module(module)
         except ImportError as error:
             raise ValueError(f"an array of {module} arrived: {error}") from None
-    if not callable(getattr(found, "asarray", None)):
+    make = getattr(found, "convert_to_tensor" if module == "tensorflow" else "asarray", None)
+    if not callable(make):
         raise ValueError(f"an array of {module} arrived, which is no array module here; import it")
-    return found
+    return make

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from rlinf.comm.encoding import arrays, classes, parcel, pickles, plain, tensors
+from rlinf.comm.encoding import arrays, classes, coded, parcel, pickles, plain, tensors
 from rlinf.comm.encoding.walk import ENCODERS, Encoder
 
 KNOWN: Final[dict[type, Encoder]] = {
@@ -27,6 +27,7 @@ KNOWN: Final[dict[type, Encoder]] = {
     frozenset: plain.encode_frozenset,
     np.ndarray: arrays.encode_array,
     np.memmap: arrays.encode_array,
+    coded.Coded: coded.encode_coded,
     parcel.Parcel: parcel.encode_parcel,
 }
 

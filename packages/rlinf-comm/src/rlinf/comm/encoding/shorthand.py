@@ -14,7 +14,7 @@ SLOTS: Final = 128
 """How many structures a connection remembers; a number of one varint byte."""
 
 LEAST_BYTES: Final = 24
-MOST_BYTES: Final = 1 << 16
+MOST_BYTES: Final = 1 << 14
 """Structures outside of these sizes are always sent as they are."""
 
 _STRUCTURE: Final = b"\x0a"  # protobuf: field 1, length-delimited
@@ -48,8 +48,11 @@ class Shortener:
         self._slots: OrderedDict[bytes, bytes] = OrderedDict()
 
     def shorten(self, header: bytes) -> bytes:
-        """The header to send instead of one that `split` made."""
-        end = _cut(header, 0)
+        """The header to send instead of one that `split` made; any other stays as it is."""
+        try:
+            end = _cut(header, 0)
+        except CodecError:
+            return header
         if not LEAST_BYTES <= end <= MOST_BYTES:
             return header
         structure = header[:end]

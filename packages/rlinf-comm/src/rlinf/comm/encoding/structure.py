@@ -38,6 +38,7 @@ hosts are little endian.
     FOREIGN     name                                                1: an array
     WINDOW                      2 numbers: buffer, offset_bytes     1: array or tensor without
                                                                     a buffer of its own
+    CODED       codec           a buffer, after the array's        1: an array without a buffer
     PARCEL                      number of buffers, blob, buffers
     PICKLE      n               2 numbers: crc, buffers; blob; buffers    n: what was lifted out
     REF         n               (the n-th object to have been finished)
@@ -88,6 +89,7 @@ class Op:
     REF: Final = 36
     SHORTS: Final = 37
     LONGS: Final = 38
+    CODED: Final = 39
 
 
 MAX_DEPTH: Final = 100

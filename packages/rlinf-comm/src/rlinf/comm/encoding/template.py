@@ -146,7 +146,7 @@ REGISTERED: Final = frozenset(
         Op.LONG_TEXT, Op.LONG_BYTES, Op.BYTEARRAY, Op.MEMORYVIEW, Op.LIST, Op.INTS, Op.REALS,
         Op.BOOLS, Op.TEXTS, Op.TUPLE, Op.SET, Op.FROZENSET, Op.DICT, Op.MAPPING, Op.ORDERED,
         Op.RECORD, Op.NAMED, Op.ARRAY, Op.OBJECTS, Op.TENSOR, Op.DEVICE, Op.FOREIGN, Op.WINDOW,
-        Op.PARCEL, Op.PICKLE, Op.SHORTS, Op.LONGS,
+        Op.PARCEL, Op.PICKLE, Op.SHORTS, Op.LONGS, Op.CODED,
     }
 )  # fmt: skip
 """Operations whose objects count as finished ones, in the order in which they end."""

@@ -4,7 +4,9 @@ A tensor is sent as its values. `requires_grad` is kept for a leaf (a Parameter 
 result of a computation arrives without it, because the graph stays behind. Layout is normalised
 to C order. Tensors on a device come by way of the host and go to the same kind of device on the
 other side where there is one, else they stay on the host. Subclasses (other than Parameter),
-sparse and quantized tensors are pickled, whole storage and all.
+sparse and quantized tensors are pickled, whole storage and all. Where the transport can move memory
+of the device (`Walk.kinds`), the elements stay there: see on_device.py; aliases among such tensors
+(not the same tensor met twice) arrive apart.
 """
 
 import functools
@@ -14,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from rlinf.comm.encoding.arrays import bytes_of, share
+from rlinf.comm.encoding.on_device import OnDevice, mark
 from rlinf.comm.encoding.pickles import encode_pickled
 from rlinf.comm.encoding.structure import DTYPES, FLAG_GRAD, FLAG_PARAMETER, NAMED_DTYPE, Op
 from rlinf.comm.encoding.walk import Walk
@@ -99,6 +102,8 @@ def encode_tensor(walk: Walk, value: Any, depth: int) -> None:
         return
     torch = torch_of()
     flags = FLAG_PARAMETER if type(value) is torch.parameter else 0
+    if walk.kinds and _leave(walk, value, torch, flags):
+        return
     try:
         # The usual case first: numpy() raises where there is anything unusual about the tensor.
         number, raw = torch.known[value.dtype]
@@ -131,6 +136,27 @@ def encode_tensor(walk: Walk, value: Any, depth: int) -> None:
     walk.done += 1
 
 
+def _leave(walk: Walk, value: Any, torch: Torch, flags: int) -> bool:
+    """Write a tensor whose elements stay on their device; False: it is not such a one."""
+    kind = value.device.type
+    if kind not in walk.kinds or value.layout is not torch.strided or value.is_quantized:
+        return False
+    if value.numel() == 0:
+        return False
+    if value.requires_grad and value.is_leaf:
+        flags |= FLAG_GRAD
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    number, _ = torch.look_up(walk, value.dtype)
+    walk.program += (Op.DEVICE, walk.name(kind), Op.TENSOR, flags, number, value.ndim)
+    walk.numbers += value.shape
+    elements: Any = OnDevice(plain.view(-1).view(torch.torch.uint8), mark(plain))
+    walk.buffers.append(elements)
+    walk.keep.append(plain)
+    walk.memo[id(value)] = walk.done
+    walk.done += 1
+    return True
+
+
 def _on_host(value: Any, raw: Any) -> "np.ndarray[Any, Any]":
     """The elements of a detached tensor in host memory, as the dtype `raw` or their own."""
     value = value.resolve_conj().resolve_neg().cpu()
@@ -158,6 +184,22 @@ def build(
     elif flags & FLAG_GRAD:
         value.requires_grad_(True)
     return value
+
+
+def take_over(torch: Torch, buffer: OnDevice, shape: tuple[int, ...], kind: tuple[Any, int]) -> Any:
+    """A tensor over device memory that has been received.
+
+    Args:
+        torch: The loaded torch.
+        buffer: Exactly its elements.
+        shape: Its shape.
+        kind: Its dtype, and the flags.
+    """
+    dtype, flags = kind
+    value = buffer.tensor.view(dtype).view(shape)
+    if flags & FLAG_PARAMETER:
+        return torch.parameter(value, requires_grad=bool(flags & FLAG_GRAD))
+    return value.requires_grad_() if flags & FLAG_GRAD else value
 
 
 def move(torch: Torch, value: Any, kind: str) -> Any:

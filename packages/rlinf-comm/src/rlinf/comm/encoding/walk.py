@@ -71,17 +71,25 @@ class Walk:
         arrays: Every array with a buffer, numpy or torch, in order.
         spans: Address and size of the memory of every torch tensor.
         windows: On the second pass over an object with shared memory, what to share.
+        kinds: Kinds of device whose tensors stay there.
         careful: Whether strings with lone surrogates are to be expected.
     """
 
     __slots__ = (
         "allow_pickle", "arrays", "blobs", "buffers", "careful", "classes", "done", "keep", "keys",
-        "memo", "names", "numbers", "program", "reals", "spans", "texts",
+        "kinds", "memo", "names", "numbers", "program", "reals", "spans", "texts",
         "views", "windows",
     )  # fmt: skip
 
-    def __init__(self, allow_pickle: bool, careful: bool, windows: Windows | None) -> None:
+    def __init__(
+        self,
+        allow_pickle: bool,
+        careful: bool,
+        windows: Windows | None,
+        kinds: frozenset[str] = frozenset(),
+    ) -> None:
         self.allow_pickle = allow_pickle
+        self.kinds = kinds
         self.careful = careful
         self.windows = windows
         self.program: list[int] = []

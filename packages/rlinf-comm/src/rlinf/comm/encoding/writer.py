@@ -21,22 +21,26 @@ STRUCTURES: Final = 1024
 _structures: dict[tuple[object, ...], bytes] = {}
 
 
-def write(value: object, allow_pickle: bool) -> tuple[bytes, list[memoryview]]:
+def write(
+    value: object, allow_pickle: bool, kinds: frozenset[str] = frozenset()
+) -> tuple[bytes, list[memoryview]]:
     """The header and the buffers of an object.
 
     Raises:
         CodecError: It cannot be encoded.
     """
     try:
-        return _write(value, allow_pickle, careful=False)
+        return _write(value, allow_pickle, kinds, careful=False)
     except UnicodeEncodeError:
-        return _write(value, allow_pickle, careful=True)
+        return _write(value, allow_pickle, kinds, careful=True)
 
 
-def _write(value: object, allow_pickle: bool, careful: bool) -> tuple[bytes, list[memoryview]]:
+def _write(
+    value: object, allow_pickle: bool, kinds: frozenset[str], *, careful: bool
+) -> tuple[bytes, list[memoryview]]:
     try:
         try:
-            walk = Walk(allow_pickle, careful, None)
+            walk = Walk(allow_pickle, careful, None, kinds)
             ENCODERS[type(value)](walk, value, 0)
             if may_share(walk) and (windows := find_windows(walk.arrays)) is not None:
                 walk = _share(value, walk, windows)
@@ -47,7 +51,7 @@ def _write(value: object, allow_pickle: bool, careful: bool) -> tuple[bytes, lis
                     "levels, which needs pickling, which is off",
                     path="$",
                 ) from None
-            walk = Walk(allow_pickle, careful, None)
+            walk = Walk(allow_pickle, careful, None, kinds)
             encode_pickled(walk, value, 0)
         return header_of(walk), walk.buffers
     except Refused as refusal:
@@ -57,7 +61,7 @@ def _write(value: object, allow_pickle: bool, careful: bool) -> tuple[bytes, lis
 
 def _share(value: object, first: Walk, windows: Windows) -> Walk:
     """Walk again with the windows found; `first` is kept until then, so that ids stay unique."""
-    second = Walk(first.allow_pickle, first.careful, windows)
+    second = Walk(first.allow_pickle, first.careful, windows, first.kinds)
     ENCODERS[type(value)](second, value, 0)
     if any(owner not in windows.buffers for _, owner in windows.patches):
         return first  # a pickled object made its arrays anew

@@ -7,13 +7,15 @@ Whatever a link reports, it reports on the thread that dispatches for its endpoi
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from rlinf.comm.address import Address, WorkerId
 from rlinf.comm.config import CommConfig
 from rlinf.comm.deferred import Deferred
-from rlinf.comm.frame import Incoming, Outgoing
+from rlinf.comm.device import Device
+from rlinf.comm.errors import CommError
+from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
 from rlinf.comm.progress import Loop
 
 _numbers = itertools.count(1)
@@ -51,6 +53,7 @@ class Link(ABC):
         authenticated: Whether the handshake is done.
         state: What its owner remembers of it.
         clean: Whether the peer has said goodbye.
+        failure: What is wrong with the peer, where dialling it again is of no use.
         unsent: Frames that had not left whole when the link was lost.
     """
 
@@ -66,6 +69,7 @@ class Link(ABC):
         self.authenticated = False
         self.state: object = None
         self.clean = False
+        self.failure: CommError | None = None
         self.unsent: list[Outgoing] = []
 
     def authenticate(self) -> None:
@@ -84,6 +88,8 @@ class Link(ABC):
         Raises:
             PoolExhausted: There never will be.
         """
+        if frame.on_device:
+            frame.lower()
         return True
 
     @abstractmethod
@@ -93,6 +99,10 @@ class Link(ABC):
         With `frame.done` set, buffers are referred to until it completes; without, they may be
         changed as soon as this returns (what could not be written at once has been copied).
         """
+
+    def send_small(self, tag: int, flags: int, header: bytes) -> bool:
+        """`send` for a message without buffers: most are, and few of them ever become a frame."""
+        return self.send(small(tag, flags, header))
 
     @abstractmethod
     def queued(self) -> bool:
@@ -106,6 +116,13 @@ class Link(ABC):
         """In a forked child: let go of the parent's descriptors without a word to the peer."""
 
 
+def small(tag: int, flags: int, header: bytes) -> Outgoing:
+    """The frame of a message without buffers."""
+    frame = Outgoing(MESSAGE, header, tag=tag)
+    frame.flags = flags
+    return frame
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a transport is given by its endpoint.
@@ -117,6 +134,7 @@ class Surroundings:
         owner: Whom links report to.
         memory: Private memory for what arrives.
         deferred: Where links put what calls back into the unknown; `send` may hold locks.
+        device: What the worker computes on.
     """
 
     name: str
@@ -125,6 +143,7 @@ class Surroundings:
     owner: LinkOwner
     deferred: Deferred
     memory: Callable[[int], memoryview]
+    device: Device = field(default_factory=Device)
 
 
 class Transport(ABC):
@@ -133,10 +152,12 @@ class Transport(ABC):
     Class attributes:
         name: What the entry point, `backend_priority` and `Choice` call it.
         scheme: Of the addresses it listens at.
+        kinds: Kinds of device whose memory it moves without the host.
     """
 
     name: ClassVar[str]
     scheme: ClassVar[str]
+    kinds: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -144,6 +165,11 @@ class Transport(ABC):
     @classmethod
     def missing(cls) -> str | None:
         """Why this transport cannot work on this host; None where it can."""
+        return None
+
+    @classmethod
+    def unsuited(cls, device: Device, config: CommConfig) -> str | None:
+        """Why an endpoint on this device, with these settings, does without it."""
         return None
 
     @abstractmethod

@@ -38,13 +38,11 @@ class InprocLink(Link):
         other = self.other
         if self._gone or other is None or other._gone:
             return False
-        arrived = Incoming(frame.kind, frame.tag, frame.ident, self._collect(), frame.flags)
-        arrived.service, arrived.header = frame.service, frame.header
-        arrived.nbytes = frame.nbytes
-        for buffer in frame.buffers:
-            copy = other.memory(buffer.nbytes)
-            np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(buffer, np.uint8))
-            arrived.buffers.append(copy)
+        credit = self._collect()
+        arrived = Incoming(frame.kind, frame.tag, frame.ident, credit, frame.flags, frame.header)
+        arrived.service, arrived.nbytes = frame.service, frame.nbytes
+        if frame.buffers:
+            arrived.buffers = [_copy(buffer, other.memory) for buffer in frame.buffers]
         other.loop.post(lambda: other._arrive(arrived))
         if frame.done is not None:
             self._deferred.add(functools.partial(frame.done.set_result, None))
@@ -72,6 +70,12 @@ class InprocLink(Link):
         if not self._gone:
             self._gone = True
             self.owner.on_lost(self, reason)
+
+
+def _copy(buffer: memoryview, memory: Callable[[int], memoryview]) -> memoryview:
+    copy = memory(buffer.nbytes)
+    np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(buffer, np.uint8))
+    return copy
 
 
 def loopback(surroundings: Surroundings) -> InprocLink:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlinf.comm.frame import DROP, PLACED, PRIVATE, SEGMENT, Outgoing
+from rlinf.comm.frame import DROP, PRIVATE, SEGMENT, Outgoing
 from rlinf.comm.pool import Pool, too_much
 from rlinf.comm.segment import ATLAS, Segment, address_of
 from rlinf.comm.transports.send_queue import Encoder, Entry
@@ -19,8 +19,8 @@ from rlinf.comm.transports.send_queue import Encoder, Entry
 log = logging.getLogger(__name__)
 
 SHARE = 2  # a receiver that holds more than 1/SHARE of the pool gets private copies
-SMALL_BYTES = 1 << 16  # smaller ones are copied even where they lie in shared memory
-GROUP_BYTES = 1 << 19  # smaller ones share a place, up to this much together
+SMALL_BYTES = 1 << 18  # copying a smaller one costs less than finding where it lies
+GROUP_BYTES = 1 << 20  # smaller ones share a place, up to this much together
 LONG_BYTES = 1 << 18  # copying so much takes long enough to let other threads run
 ALIGN = 64
 
@@ -167,20 +167,21 @@ class Lender(Encoder):
 
     def descriptors(self, frame: Outgoing) -> bytes:
         """Places; each is lent from now on."""
-        rows = []
+        numbers: list[int] = []
         lease = 0
         together: list[Placed] = []
         for place in _places(frame):
-            if place.segment is None:
-                rows.append(PLACED.pack(0, 0, place.length, 0))
+            segment, offset, length, keep, _ = place
+            if segment is None:
+                numbers += (0, 0, length, 0)
                 continue
-            if not together or together[-1].keep is not place.keep:
+            if not together or together[-1].keep is not keep:
                 self._lend(lease, together)
                 lease, together = next(self._numbers), []
             together.append(place)
-            rows.append(PLACED.pack(place.segment.uid, place.offset, place.length, lease))
+            numbers += (segment.uid, offset, length, lease)
         self._lend(lease, together)
-        return b"".join(rows)
+        return struct.pack(f"<{len(numbers)}Q", *numbers)
 
     def _lend(self, lease: int, places: list[Placed]) -> None:
         if places:
@@ -195,9 +196,13 @@ class Lender(Encoder):
     def before(self, frame: Outgoing) -> list[Entry]:
         """The segments the peer does not know yet."""
         entries = []
+        last: Segment | None = None
         for place in _places(frame):
             segment = place.segment
-            if segment is None or segment.uid in self._introduced:
+            if segment is None or segment is last:
+                continue
+            last = segment
+            if segment.uid in self._introduced:
                 continue
             uid = segment.uid
             self._introduced[uid] = weakref.ref(segment, self._dropper(uid))

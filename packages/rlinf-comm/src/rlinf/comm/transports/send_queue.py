@@ -8,7 +8,19 @@ import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
-from rlinf.comm.frame import CHUNK, CHUNKED, PREFIX, ZEROS, Outgoing, padded
+from rlinf.comm.encoding.shorthand import Shortener
+from rlinf.comm.frame import (
+    CHUNK,
+    CHUNKED,
+    MANY,
+    PAYLOAD,
+    PREFIX,
+    RAW,
+    SHORT,
+    ZEROS,
+    Outgoing,
+    padded,
+)
 
 JOIN_BYTES = 1 << 12
 
@@ -37,6 +49,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self.credit: Callable[[], int] = int
+        self._shorten = Shortener().shorten
 
     def count(self, frame: Outgoing) -> int:
         """How many descriptors the frame has."""
@@ -58,11 +71,21 @@ class Encoder:
         """What the peer has to be told before this frame."""
         return []
 
+    def short(self, flags: int, header: bytes) -> tuple[int, bytes]:
+        """The flags and header of payload that leaves now, its structure sent once."""
+        if flags & (RAW | MANY):
+            return flags, header
+        short = self._shorten(header)
+        return (flags, header) if short is header else (flags | SHORT, short)
+
     def head(self, frame: Outgoing, flags: int = 0) -> bytes:
         """Prefix and head of a frame."""
-        kind, service, header = frame.kind, frame.service, frame.header
-        sizes = len(service), len(header)
+        kind, service = frame.kind, frame.service
         flags |= frame.flags
+        header = frame.header
+        if kind in PAYLOAD:
+            flags, header = self.short(flags, header)
+        sizes = len(service), len(header)
         if not frame.buffers:
             prefix = PREFIX.pack(kind, flags, *sizes, 0, 0, frame.tag, frame.ident, self.credit())
             return b"".join((prefix, service, header))

@@ -61,11 +61,14 @@ class ShmLink(StreamLink):
         # A Unix socket is connected at once, but `on_open` is to come later.
         super().__init__(sock, surroundings, dialled=dialled, encoder=self._lender)
         self._borrower = Borrower(self, self._out)
+        self._released = self._borrower.released
 
     # -- sending and receiving -----------------------------------------------------------------
 
     def stage(self, frame: Outgoing) -> bool:
         """Put the frame's buffers into the pool, once for all links of this endpoint."""
+        if frame.on_device:
+            frame.lower()
         return self._lender.stage(frame)
 
     def lent_bytes(self) -> int:
@@ -166,14 +169,13 @@ class ShmLink(StreamLink):
             self._flush()
 
     def _let_in(self) -> None:
-        if self._borrower.released and self._settling.acquire(blocking=False):
+        if self._settling.acquire(blocking=False):
             leases = self._borrower.settle()
             self._queue.add(Outgoing(RELEASE, struct.pack(f"<{len(leases)}Q", *leases)))
             self._settling.release()
 
     def _let_out(self) -> None:
-        if self._borrower.released:
-            self.settle()
+        self.settle()
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -250,7 +252,7 @@ class ShmTransport(Transport):
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__(surroundings)
         config = surroundings.config
-        self.pool = Pool(config.pool_bytes)
+        self.pool = Pool(config.pool_bytes, self._segment)
         self.stock = Stock(self.pool, config.inline_bytes, check=config.debug_in_place)
         self._socket: socket.socket | None = None
         self._links: dict[int, ShmLink] = {}
@@ -269,7 +271,6 @@ class ShmTransport(Transport):
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         self.surroundings.loop.poller.register(self._socket.fileno(), self._accept)
-        self._tidy()
         return Address("unix", path=path)
 
     def dial(self, address: Address) -> Link:
@@ -345,14 +346,26 @@ class ShmTransport(Transport):
         self._links[link.number] = link
         return link
 
+    def _segment(self, size: int) -> segments.Segment:
+        """A new segment; from now on there is something to tidy."""
+        segment = segments.OwnSegment.create(size)
+        self._tidy_later()
+        return segment
+
+    def _tidy_later(self) -> None:
+        if self._timer is None:
+            after = self.surroundings.config.pool_idle_s
+            self._timer = self.surroundings.loop.call_later(after, self._tidy)
+
     def _tidy(self) -> None:
         """Give idle memory back, and look whether memory freed by the user is wanted."""
         self.pool.trim()
         for link in list(self._links.values()):
             link.drop_segments()
         self.freed()
-        again = self.surroundings.config.pool_idle_s
-        self._timer = self.surroundings.loop.call_later(again, self._tidy)
+        self._timer = None
+        if self.pool.statistics().segments:
+            self._tidy_later()
 
 
 def _numbers(data: bytes) -> tuple[int, ...]:

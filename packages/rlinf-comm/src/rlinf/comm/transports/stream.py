@@ -11,14 +11,14 @@ import itertools
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
-from rlinf.comm.errors import ProtocolError
-from rlinf.comm.frame import Incoming, Outgoing
+from rlinf.comm.errors import CodecError, PoolExhausted, ProtocolError
+from rlinf.comm.frame import MESSAGE, PREFIX, Incoming, Outgoing
 from rlinf.comm.poller import READ, WRITE
 from rlinf.comm.reader import Reader
-from rlinf.comm.transports.base import Link, Surroundings
+from rlinf.comm.transports.base import Link, Surroundings, small
 from rlinf.comm.transports.send_queue import Encoder, Entry, SendQueue
 
 WRITES_AT_ONCE = 256
@@ -58,6 +58,7 @@ class StreamLink(Link):
         self._queue = SendQueue(self._encoder, config.chunk_bytes)
         self._connecting = self._writing = dialled
         self._gone = False
+        self._released: Collection[object] = ()  # what the link itself has to tell the peer
         self._loop.poller.register(self._fd, self._ready)
         if dialled:
             self._loop.poller.modify(self._fd, READ | WRITE)
@@ -78,7 +79,8 @@ class StreamLink(Link):
         with self._out:
             if self._gone:
                 return False
-            self._let_in()
+            if self._released:
+                self._let_in()
             if self._writing:
                 self._queue.add(frame)
                 if frame.done is None:
@@ -89,28 +91,47 @@ class StreamLink(Link):
                 if frame.done is None and self._writing:
                     self._queue.keep(frame)
             else:
-                self._send_now(frame)
-        self._let_out()
+                data = self._encoder.head(frame)
+                count = self._attempt(data)
+                if count != len(data):
+                    self._stuck(data, count, frame)
+                elif frame.done is not None:
+                    self._finish(frame)
+        if self._released:
+            self._let_out()
         return True
+
+    def send_small(self, tag: int, flags: int, header: bytes) -> bool:
+        """Nothing else waits, as a rule: then it is one system call, and that is all."""
+        with self._out:
+            if not (self._released or self._writing or self._gone):
+                mark, short = (flags, header) if flags else self._encoder.short(0, header)
+                credit = self._encoder.credit()
+                data = PREFIX.pack(MESSAGE, mark, 0, len(short), 0, 0, tag, 0, credit) + short
+                count = self._attempt(data)
+                if count != len(data):
+                    self._stuck(data, count, small(tag, flags, header))
+                return True
+        return super().send_small(tag, flags, header)
 
     def queued(self) -> bool:
         """Whether frames are still waiting to leave."""
         return bool(self._queue)
 
-    def _send_now(self, frame: Outgoing) -> None:
-        """A frame without buffers when nothing else waits: one system call, and that is all."""
-        data = self._encoder.head(frame)
+    def _attempt(self, data: bytes) -> int:
+        """Send what the socket takes: that many bytes, -1 if the link is lost."""
         try:
-            count = self._socket.send(data)
+            return self._socket.send(data)
         except BlockingIOError:
-            count = 0
+            return 0
         except OSError as error:
-            self.unsent.append(frame)
             self._fail_later(_reason(error))
-            return
-        if count == len(data):
-            if frame.done is not None:
-                self._finish(frame)
+            return -1
+
+    def _stuck(self, data: bytes, count: int, frame: Outgoing) -> None:
+        """Only `count` bytes of a frame without buffers could be sent."""
+        if count < 0:
+            self.unsent.append(frame)
         else:
             self._queue.wire.append(Entry(memoryview(data)[count:], frame, True))
             self._ask(True)
@@ -152,10 +173,10 @@ class StreamLink(Link):
             self._loop.poller.modify(self._fd, READ | WRITE if writing else READ)
 
     def _let_in(self) -> None:
-        """A frame is about to leave: the link's own may go along. Under `_out`."""
+        """A frame is about to leave: what was released may go along. Under `_out`."""
 
     def _let_out(self) -> None:
-        """`_out` was just released."""
+        """`_out` is free again, and there is something released."""
 
     # -- reading, on the dispatching thread ----------------------------------------------------
 
@@ -166,7 +187,8 @@ class StreamLink(Link):
             with self._out:
                 if not self._gone:
                     self._flush()
-            self._let_out()
+            if self._released:
+                self._let_out()
             self._deferred.run()
         if flags & ~WRITE:
             self._read()
@@ -177,14 +199,19 @@ class StreamLink(Link):
             self.close(f"connect: {errno.errorcode.get(code, code)}")
             return False
         self._connecting = False
-        self.owner.on_open(self)
+        self._open()
         return True
 
+    def _open(self) -> None:
+        """The connection is there."""
+        self.owner.on_open(self)
+
     def _read(self) -> None:
+        reader, busy = self._reader, self._loop.busy
         for _ in range(READS_AT_ONCE):
             if self._gone:
                 return
-            room = self._reader.space()
+            room = reader.space()
             try:
                 count = self._receive(room)
             except (BlockingIOError, InterruptedError):
@@ -195,8 +222,12 @@ class StreamLink(Link):
             if not count:
                 self._eof("the peer closed the connection")
                 return
-            self._reader.filled(room, count)
-            self._loop.nested(self._pump)
+            reader.filled(room, count)
+            busy.append(self._pump)  # a wait from within runs it again, before it polls
+            try:
+                self._pump()
+            finally:
+                busy.pop()
             if count < room.nbytes:
                 return
 
@@ -205,14 +236,19 @@ class StreamLink(Link):
 
     def _pump(self) -> None:
         """Report the frames that have been read."""
+        reader = self._reader
         try:
             while not self._gone:
-                frame = self._reader.next()
+                frame = reader.next()
                 if frame is None:
                     return
                 self._report(frame)
-        except ProtocolError as error:
+                if reader.pos == reader.end:
+                    return
+        except (ProtocolError, CodecError, PoolExhausted) as error:
             self.close(str(error))
+        except MemoryError:
+            self.close("there is no memory for a message of the size it claims to have")
 
     def _report(self, frame: Incoming) -> None:
         self.owner.on_frame(self, frame)

@@ -7,6 +7,7 @@ from rlinf.comm.address import Address
 from rlinf.comm.errors import ConfigError
 from rlinf.comm.transports.base import Link, Surroundings, Transport
 from rlinf.comm.transports.stream import StreamLink
+from rlinf.comm.transports.tls import Tls, TlsLink
 
 BACKLOG = 1024
 SOCKET_BYTES = 4 << 20
@@ -28,6 +29,9 @@ class TcpTransport(Transport):
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__(surroundings)
         self._socket: socket.socket | None = None
+        self._tls = Tls.of(surroundings.config)
+        if self._tls is not None:
+            self.scheme = "tls"  # type: ignore[misc]
 
     def listen(self) -> Address:
         """Bind and accept on `config.host` and `config.port`. Raises `ConfigError` if it cannot."""
@@ -47,7 +51,7 @@ class TcpTransport(Transport):
         self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         self.surroundings.loop.poller.register(self._socket.fileno(), self._accept)
-        return Address("tcp", host=host, port=self._socket.getsockname()[1])
+        return Address(self.scheme, host=host, port=self._socket.getsockname()[1])
 
     def dial(self, address: Address) -> Link:
         """Begin to connect."""
@@ -62,6 +66,8 @@ class TcpTransport(Transport):
 
     def link(self, sock: socket.socket, *, dialled: bool) -> Link:
         """The link over a socket."""
+        if self._tls is not None:
+            return TlsLink(sock, self.surroundings, self._tls, dialled=dialled)
         return TcpLink(sock, self.surroundings, dialled=dialled)
 
     def close(self) -> None:

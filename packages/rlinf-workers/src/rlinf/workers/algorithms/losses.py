@@ -58,14 +58,16 @@ class Normalisation:
             `sequence`: mean over the tokens of a row, then over the rows that have any (GRPO).
             `constant`: `constant` times the number of rows (Dr. GRPO, arXiv:2503.20783).
         constant: The divisor of `constant`: a fixed number of tokens, usually the longest response
-            allowed, never the padded width of a batch.
+            allowed, never the padded width of a batch. None where it is not known yet; then
+            `reduce` refuses.
     """
 
     kind: Literal["token", "sequence", "constant"] = "token"
     constant: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.kind == "constant") != (self.constant is not None) or (self.constant or 1) <= 0:
+        misplaced = self.kind != "constant" and self.constant is not None
+        if misplaced or (self.constant is not None and self.constant <= 0):
             raise ValueError(
                 f"{self}: a positive constant belongs to kind=constant, and only there"
             )
@@ -90,7 +92,8 @@ def reduce(loss: Tensor, mask: Tensor, normalisation: Normalisation) -> tuple[Te
     """The un-normalised sum of `loss` over `mask` (it has the gradient) and its weight (float64).
 
     The loss of a batch is the sum of the sums divided by the sum of the weights, over however many
-    parts it was cut into. With `sequence`, rows that are masked throughout are no rows.
+    parts it was cut into. With `sequence`, rows that are masked throughout are no rows. Raises
+    `ValueError` for `constant` without its number.
     """
     kept = as_mask(mask)
     tokens = kept.sum(1)
@@ -99,7 +102,9 @@ def reduce(loss: Tensor, mask: Tensor, normalisation: Normalisation) -> tuple[Te
     total = masked_sum(loss, kept)
     if normalisation.kind == "token":
         return total, tokens.sum().double()
-    return total / (normalisation.constant or 1.0), tokens.new_tensor(len(tokens)).double()
+    if normalisation.constant is None:
+        raise ValueError(f"{normalisation}: the constant to divide by is missing")
+    return total / normalisation.constant, tokens.new_tensor(len(tokens)).double()
 
 
 def ppo_clip(

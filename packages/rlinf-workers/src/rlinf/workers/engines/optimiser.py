@@ -1,11 +1,12 @@
 """AdamW with warm-up and clipping over gradients that were summed and not averaged."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from rlinf.workers.bounds import Natural, NonNegative, Positive, Share
 from rlinf.workers.errors import WorkerError
 
 __all__ = ["NonFiniteGradient", "Optimiser", "OptimiserConfig"]
@@ -28,12 +29,12 @@ class OptimiserConfig:
         clip_norm: Bound on the norm of the whole gradient.
     """
 
-    lr: float = 5e-4
-    warmup_steps: int = 5
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
+    lr: NonNegative = 5e-4
+    warmup_steps: Natural = 5
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive = 1.0
 
 
 class Optimiser:
@@ -84,6 +85,30 @@ class Optimiser:
             group["lr"] = self.lr
         self._adam.step()
         return norm
+
+    @property
+    def calls(self) -> int:
+        """Steps so far, also those that moved nothing: the position in the warm-up."""
+        return self._calls
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """What AdamW keeps (not copies), as `kind.name`; `names` are those of the parameters."""
+        return {
+            f"{kind}.{name}": value
+            for name, parameter in zip(names, self._parameters, strict=True)
+            for kind, value in self._adam.state.get(parameter, {}).items()
+        }
+
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor], calls: int) -> None:
+        """Go on from what `state` and `calls` said, with no gradient."""
+        self._adam.zero_grad()
+        self._calls = calls
+        for name, parameter in zip(names, self._parameters, strict=True):
+            had = self._adam.state.pop(parameter, {})
+            for kind in ("step", "exp_avg", "exp_avg_sq"):
+                if (value := state.get(f"{kind}.{name}")) is not None:
+                    device = had[kind].device if kind in had else parameter.device
+                    self._adam.state[parameter][kind] = value.to(device, copy=True)
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything that lies on the device besides the parameters: gradients and moments."""

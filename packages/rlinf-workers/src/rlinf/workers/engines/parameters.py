@@ -22,12 +22,17 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
-def load_state(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+def load_state(
+    targets: Mapping[str, Tensor], state: Mapping[str, Tensor], *, complete: bool = False
+) -> None:
     """Copy `state` into the tensors of `targets`, converting dtype and device.
 
     All or nothing: names and shapes are checked before the first copy. `state` may hold a part of
-    the names. Raises `WeightsMismatch`.
+    the names, unless it must be `complete`. Raises `WeightsMismatch`.
     """
+    for name in targets if complete else ():
+        if name not in state:
+            raise WeightsMismatch(f"there are no values for the parameter {name}", name=name)
     for name, value in state.items():
         if name not in targets:
             raise WeightsMismatch(f"the model has no parameter {name}", name=name)

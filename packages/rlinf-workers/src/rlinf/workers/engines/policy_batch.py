@@ -1,32 +1,37 @@
 """From scored groups to micro-batches: advantages, which rows are trained on, how they are cut."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlinf.workers.algorithms.advantages import grpo, leave_one_out
+from rlinf.workers.algorithms.advantages import reinforce_plus_plus
+from rlinf.workers.algorithms.masking import masked_whiten
+from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES, AdvantageKind
+from rlinf.workers.algorithms.shaping import Overlong, overlong_penalty
 from rlinf.workers.engines.prefix_batch import Rows
+from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.reward import STATUSES, ScoredGroup
 from rlinf.workers.roles.rollout import FloatArray, Sampling
 from rlinf.workers.roles.trainer import PartialStats
 
 __all__ = [
-    "AdvantageKind",
     "MicroBatch",
     "TrainRows",
     "advantages_of",
     "counted",
     "cut",
     "padded",
+    "per_token",
+    "shaped",
     "train_rows",
 ]
 
-AdvantageKind = Literal["grpo", "dr_grpo", "rloo"]
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +40,8 @@ class TrainRows:
 
     Attributes:
         rows: The prompt, the responses [n, T] and their lengths.
-        advantages: float32 [n], none of them 0.
+        advantages: float32 [n, T], or [n, 1] for one a response.
+        mask: bool [n, T], the tokens that are trained on.
         logprobs: float32 [n, T], of the rollout.
         reference: float32 [n, T] of a reference policy, or None.
         sampling: How they were drawn.
@@ -43,6 +49,7 @@ class TrainRows:
 
     rows: Rows
     advantages: FloatArray
+    mask: npt.NDArray[np.bool_]
     logprobs: FloatArray
     reference: FloatArray | None
     sampling: Sampling
@@ -59,6 +66,7 @@ class TrainRows:
         return TrainRows(
             (prompt, tokens[start:end], lengths[start:end]),
             self.advantages[start:end],
+            self.mask[start:end],
             self.logprobs[start:end],
             None if self.reference is None else self.reference[start:end],
             self.sampling,
@@ -69,41 +77,88 @@ MicroBatch = list[TrainRows]
 """Rows of equal `sampling` that go through the model together."""
 
 
+def shaped(groups: Sequence[ScoredGroup], overlong: Overlong, limit: int) -> list[ScoredGroup]:
+    """The groups with the penalty of long responses in their rewards.
+
+    Rewards that are all equal stay so: a group with nothing to choose from has nothing to teach.
+    """
+    found = []
+    for group in groups:
+        penalty = overlong_penalty(torch.from_numpy(group.group.lengths), limit, overlong)
+        rewards = group.rewards + penalty.numpy().astype(np.float32)
+        found.append(replace(group, rewards=rewards) if group.informative else group)
+    return found
+
+
 def advantages_of(groups: Sequence[ScoredGroup], kind: AdvantageKind) -> list[FloatArray]:
-    """The advantages each group came with, or those its rewards give; 0 for unscored samples."""
+    """The advantages of each group, float32 [n] or [n, T]; 0 for unscored samples.
+
+    Those that a group came with are used as they are, by `gae` whitened. `reinforce++` and `gae`
+    look at all groups together, so all of a step must be given. Raises `ConfigError` for `gae`
+    without advantages.
+    """
+    if kind in GROUP_ADVANTAGES:
+        return _within_groups(groups, kind)
+    return _over_the_batch(groups, kind)
+
+
+def _within_groups(groups: Sequence[ScoredGroup], kind: AdvantageKind) -> list[FloatArray]:
     found: list[FloatArray] = [np.zeros(group.group.n, np.float32) for group in groups]
     sizes: dict[int, list[int]] = {}
     for place, group in enumerate(groups):
         if group.advantages is not None:
-            found[place] = np.where(group.scored, group.advantages, np.float32(0))
+            kept = group.scored if group.advantages.ndim == 1 else group.scored[:, None]
+            found[place] = np.where(kept, group.advantages, np.float32(0))
         else:
             sizes.setdefault(group.group.n, []).append(place)
     for places in sizes.values():
         rewards = torch.from_numpy(np.stack([groups[i].rewards for i in places]))
         scored = torch.from_numpy(np.stack([groups[i].scored for i in places]))
-        if kind == "rloo":
-            computed = leave_one_out(rewards, scored)
-        else:
-            computed = grpo(rewards, scored, scale=kind == "grpo")
+        computed = GROUP_ADVANTAGES[kind](rewards, scored)
         for place, advantages in zip(places, computed.numpy(), strict=True):
             found[place] = advantages
     return found
 
 
-def train_rows(group: ScoredGroup, advantages: FloatArray) -> TrainRows | None:
+def _over_the_batch(groups: Sequence[ScoredGroup], kind: AdvantageKind) -> list[FloatArray]:
+    if not groups:
+        return []
+    width = max(group.group.tokens.shape[1] for group in groups)
+    mask = padded([g.learnable.astype(np.float32) for g in groups], width, HOST) != 0
+    if kind == "gae":
+        if any(group.advantages is None for group in groups):
+            raise ConfigError("advantage=gae needs a critic, but groups came without advantages")
+        given = [g.advantages for g in groups if g.advantages is not None]
+        whitened = masked_whiten(padded(given, width, HOST).double(), mask)
+    else:
+        rewards = padded([group.token_rewards for group in groups], width, HOST)
+        whitened = reinforce_plus_plus(rewards.double(), mask)
+    flat = whitened.float().numpy()
+    ends = np.cumsum([group.group.n for group in groups])
+    return [
+        rows[:, : group.group.tokens.shape[1]]
+        for rows, group in zip(np.split(flat, ends[:-1]), groups, strict=True)
+    ]
+
+
+def train_rows(
+    group: ScoredGroup, advantages: FloatArray, *, all_rows: bool = False
+) -> TrainRows | None:
     """The rows of a group to train on; None when there is none.
 
-    A row with the advantage 0 has no gradient and is not worth a forward pass; nor has one without
-    tokens.
+    A row without a token to train on is not worth a forward pass; nor, except with `all_rows` (a
+    KL penalty moves them too), is one whose advantages are 0.
     """
     inner = group.group
-    kept = np.flatnonzero((advantages != 0) & (inner.lengths > 0))
+    wide = advantages[:, None] if advantages.ndim == 1 else advantages
+    kept = np.flatnonzero(group.learnable.any(1) & (all_rows | (wide != 0).any(1)))
     if not len(kept):
         return None
     reference = group.reference_logprobs
     return TrainRows(
         (inner.prompt_ids, inner.tokens[kept], inner.lengths[kept]),
-        advantages[kept],
+        wide[kept],
+        group.learnable[kept],
         inner.logprobs[kept],
         None if reference is None else reference[kept],
         inner.sampling,
@@ -119,10 +174,11 @@ def counted(group: ScoredGroup, kept: TrainRows | None, version: int) -> Partial
         scored=int(scored.sum()),
         unscored=int((~scored).sum()),
         format_errors=int((group.status == STATUSES.index("format_error")).sum()),
+        informative=int(group.informative),
         rows=rows,
         dropped=group.group.n - rows,
         tokens=group.token_count,
-        trained_tokens=0 if kept is None else int(kept.rows[2].sum()),
+        trained_tokens=0 if kept is None else int(kept.mask.sum()),
         staleness=version - int(group.group.versions.min()),
     )
 
@@ -171,3 +227,12 @@ def padded(parts: Sequence[npt.NDArray[np.float32]], width: int, device: torch.d
         wide[start : start + len(part), : taken.shape[1]] = taken
         start += len(part)
     return torch.from_numpy(wide).to(device)
+
+
+def per_token(micro: MicroBatch, width: int, device: torch.device) -> Tensor:
+    """The advantages of a micro-batch, float32 [rows, 1] or [rows, width]."""
+    parts = [part.advantages for part in micro]
+    if all(part.shape[1] == 1 for part in parts):
+        return padded(parts, 1, device)
+    wide = [np.broadcast_to(p, (len(p), width)) if p.shape[1] == 1 else p for p in parts]
+    return padded(wide, width, device)

@@ -1,7 +1,7 @@
 """Rewards by rule: reading an answer out of a response, and comparing it with what is right.
 
-Everything here reads a *response*: text which the model wrote. Prompts, and what tools returned,
-are the caller's to leave out. No function looks at a clock, a thread or a random number.
+Everything here reads a *response*: text which the model wrote, without the prompt and without what
+tools returned (`Group.own`). No function looks at a clock, a thread or a random number.
 """
 
 import re
@@ -54,7 +54,7 @@ class RuleReward:
         return [ScoredGroup.of(group, self._scores(group)) for group in groups]
 
     def _scores(self, group: Group) -> list[Score]:
-        responses = (self._decode(group.response(i).tolist()) for i in range(group.n))
+        responses = (self._decode(group.own(i).tolist()) for i in range(group.n))
         return [self._judge(response, group.item) for response in responses]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlinf.workers.bounds import Count
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.decoder import STABLE_ROWS
 from rlinf.workers.engines.flight import Flight, Indexes, Results
@@ -31,10 +32,10 @@ class GenerateConfig:
         prefill_tokens: Bound on the prompt tokens read at once.
     """
 
-    max_rows: int = 512
-    min_rows: int = STABLE_ROWS
-    cache_bytes: int = 2 << 30
-    prefill_tokens: int = 32768
+    max_rows: Count = 512
+    min_rows: Count = STABLE_ROWS
+    cache_bytes: Count = 2 << 30
+    prefill_tokens: Count = 32768
 
 
 class TorchGenerate:

@@ -12,24 +12,31 @@ from rlinf.workers.algorithms.kl import KlKind, kl
 from rlinf.workers.algorithms.losses import (
     Clip,
     Normalisation,
-    PolicyLoss,
-    cispo,
-    gspo,
-    ppo_clip,
+    importance_weights,
     reduce,
 )
 from rlinf.workers.algorithms.masking import masked_sum
+from rlinf.workers.algorithms.registry import (
+    GROUP_ADVANTAGES,
+    POLICY_LOSSES,
+    AdvantageKind,
+    LossKind,
+)
+from rlinf.workers.algorithms.shaping import DynamicSampling, Overlong
+from rlinf.workers.bounds import Count, Natural, NonNegative, Positive
 from rlinf.workers.engines.backbone import backbone_of
+from rlinf.workers.engines.models import quick_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import move, nbytes, state_of
 from rlinf.workers.engines.policy_batch import (
-    AdvantageKind,
     MicroBatch,
     TrainRows,
     advantages_of,
     counted,
     cut,
     padded,
+    per_token,
+    shaped,
     train_rows,
 )
 from rlinf.workers.engines.prefix_batch import PrefixBatch
@@ -47,21 +54,30 @@ Pair = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True, slots=True)
 class TrainerConfig:
-    """What the trainer does with a step's samples.
+    """What the trainer does with a step's samples. `ALGORITHMS` has what goes together.
 
     Attributes:
         optimiser: AdamW's settings.
-        advantage: How rewards become advantages, within each group.
+        advantage: How rewards become advantages. `gae`: groups come with those of a critic.
         loss: Which policy loss.
         clip: Its bounds; None: those of its paper.
-        normalisation: What the loss is divided by.
+        normalisation: What the loss is divided by; rows that are not trained on do not count,
+            except for `constant`, whose missing number is `max_response_tokens`.
+        max_response_tokens: The longest response allowed; 0: not known.
+        overlong: Penalty of long responses, or None. Groups whose rewards are equal without it stay
+            equal.
+        dynamic: Sample on, in rounds, until a step has enough informative groups; None: one round.
+        frozen_steps: In the first so many steps no parameter moves: a critic learns first.
         old_logprobs: The old policy of the ratio. `rollout`: as recorded when sampling. `trainer`:
             this model before the step, for one on-policy step with a rollout of other precision;
             the ratio is then 1.
+        importance_cap: Weigh each token by p_trainer / p_rollout, at most this, for a rollout of
+            other precision; needs `old_logprobs=trainer`. None: no weights.
         kl_coefficient: Weight of the KL penalty; groups then need `reference_logprobs`.
         kl_kind: Which estimate of it.
         trainable_layers: Train only the last so many layers; 0: everything.
-        autocast: Compute in bfloat16 where torch deems it safe; parameters stay as they are.
+        autocast: Compute in bfloat16 where torch deems it safe and the device is quick at it;
+            parameters stay as they are.
         min_batch_tokens: Groups wait until they have so many tokens together, or for the end of the
             step: small batches cost several times as much a token as large ones.
         micro_batch_tokens: Bound on the tokens that go through the model at once.
@@ -70,17 +86,49 @@ class TrainerConfig:
 
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     advantage: AdvantageKind = "grpo"
-    loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    loss: LossKind = "ppo"
     clip: Clip | None = None
     normalisation: Normalisation = field(default_factory=Normalisation)
+    max_response_tokens: Natural = 0
+    overlong: Overlong | None = None
+    dynamic: DynamicSampling | None = None
+    frozen_steps: Natural = 0
     old_logprobs: Literal["rollout", "trainer"] = "rollout"
-    kl_coefficient: float = 0.0
+    importance_cap: Positive | None = None
+    kl_coefficient: NonNegative = 0.0
     kl_kind: KlKind = "k2"
-    trainable_layers: int = 0
+    trainable_layers: Natural = 0
     autocast: bool = False
-    min_batch_tokens: int = 1024
-    micro_batch_tokens: int = 16384
-    micro_batch_logits: int = 1 << 26
+    min_batch_tokens: Natural = 1024
+    micro_batch_tokens: Count = 16384
+    micro_batch_logits: Count = 1 << 26
+
+    def __post_init__(self) -> None:
+        if self.importance_cap is not None and self.old_logprobs != "trainer":
+            raise ValueError(
+                "importance_cap needs old_logprobs=trainer: the ratio to the rollout's log-probs "
+                "corrects for them already"
+            )
+        if self.advantage not in GROUP_ADVANTAGES and self.dynamic is not None:
+            raise ValueError(f"dynamic sampling needs groups, advantage={self.advantage} has none")
+        if self.advantage == "gae" and self.overlong is not None:
+            raise ValueError("overlong shapes rewards; with advantage=gae the critic reads them")
+
+    @property
+    def divisor(self) -> Normalisation:
+        """The normalisation with its constant. Raises `ConfigError` where nothing says it."""
+        if self.normalisation.kind != "constant" or self.normalisation.constant:
+            return self.normalisation
+        return Normalisation("constant", self._limit())
+
+    def shaped(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        """The groups with the penalty of long responses, where one is set."""
+        return shaped(groups, self.overlong, self._limit()) if self.overlong else groups
+
+    def _limit(self) -> int:
+        if self.max_response_tokens < 1:
+            raise ConfigError("set max_response_tokens: the algorithm needs the longest response")
+        return self.max_response_tokens
 
 
 class TorchTrainer:
@@ -99,9 +147,11 @@ class TorchTrainer:
         self._optimiser = Optimiser(self._trainable.values(), self._config.optimiser)
         self._supervised: Optimiser | None = None
         self._vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
+        self._normalisation = self._config.divisor
         self._parts = PartialStats()
+        self._held: list[ScoredGroup] = []
         self._waiting: list[TrainRows] = []
-        self._version = 0
+        self._version = self._rounds = 0
 
     @property
     def version(self) -> int:
@@ -124,31 +174,32 @@ class TorchTrainer:
         Returns what was counted in them and what was computed by this call. Raises `ConfigError`
         when the loss needs what the groups do not have.
         """
-        parts = PartialStats()
-        advantages = advantages_of(groups, self._config.advantage)
-        for group, given in zip(groups, advantages, strict=True):
-            rows = train_rows(group, given)
-            parts += counted(group, rows, self._version)
-            if rows is not None:
-                self._require_known_ratio(rows.sampling)
-                self._waiting.append(rows)
-        if self._config.normalisation.kind == "constant":
-            # Samples without a gradient are samples still.
-            parts = replace(parts, weight=float(parts.dropped))
+        self._held += groups
+        if self._config.advantage not in GROUP_ADVANTAGES:
+            return PartialStats()  # they are decided by the whole batch, so at the end of the step
+        parts = self._settle()
         if sum(rows.cost[0] for rows in self._waiting) >= self._config.min_batch_tokens:
             parts += self._backward_waiting()
         self._parts += parts
         return parts
+
+    def end_round(self) -> bool:
+        """See `TrainerEngine`; always true without dynamic sampling."""
+        self._rounds += 1
+        dynamic = self._config.dynamic
+        return dynamic is None or not dynamic.wants_more(self._parts.informative, self._rounds)
 
     def finish_step(self) -> StepStats:
         """Divide the gradient by the step's weight, clip it, step, and begin the next step.
 
         Raises `NonFiniteGradient`; the step's samples are dropped then.
         """
-        parts = self._parts + self._backward_waiting()
+        parts = self._parts + self._settle()
+        parts += self._backward_waiting()
+        stepped = parts.rows > 0 and not self._frozen
         self._parts = PartialStats()
         self._supervised = None
-        stepped = parts.rows > 0
+        self._rounds = 0
         lr = self._optimiser.lr
         norm = self._optimiser.step(parts.weight if stepped else 0.0)
         self._version += stepped
@@ -161,7 +212,7 @@ class TorchTrainer:
         only; the optimiser is forgotten at the first policy step. Raises `ValueError` in the middle
         of a policy step.
         """
-        if self._parts != PartialStats():
+        if self._parts != PartialStats() or self._held:
             raise ValueError("finish the policy step before taking a supervised one")
         if self._supervised is None:
             self._supervised = Optimiser(self._trainable.values(), config)
@@ -200,10 +251,31 @@ class TorchTrainer:
 
     def _logprobs(self, batch: PrefixBatch, sampling: Sampling) -> Tensor:
         """Log-probs of the response tokens, float32 [R]."""
-        on = self._config.autocast
+        on = self._config.autocast and quick_bfloat16(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=on):
             logits, source = self._backbone.logits(batch)
         return token_logprobs(logits, source, batch.targets, sampling)
+
+    @property
+    def _frozen(self) -> bool:
+        return self._optimiser.calls < self._config.frozen_steps
+
+    def _settle(self) -> PartialStats:
+        """Give the groups that are held their advantages, and queue what there is to train on."""
+        groups, self._held = self._config.shaped(self._held), []
+        parts = PartialStats()
+        everything = self._config.kl_coefficient > 0
+        advantages = advantages_of(groups, self._config.advantage)
+        for group, given in zip(groups, advantages, strict=True):
+            rows = train_rows(group, given, all_rows=everything)
+            parts += counted(group, rows, self._version)
+            if rows is not None and not self._frozen:
+                self._require_known_ratio(rows.sampling)
+                self._waiting.append(rows)
+        if self._normalisation.kind == "constant":
+            # Samples without a gradient are samples still.
+            parts = replace(parts, weight=float(parts.dropped))
+        return parts
 
     def _backward_waiting(self) -> PartialStats:
         """The gradient of all groups that wait, a micro-batch at a time."""
@@ -220,13 +292,15 @@ class TorchTrainer:
         batch = PrefixBatch.of([part.rows for part in micro], self._device)
         layout = batch.responses
         logprobs = layout.spread(self._logprobs(batch, sampling))
-        mask = layout.spread(torch.ones(len(batch.targets), dtype=torch.bool, device=self._device))
+        mask = padded([p.mask.astype(np.float32) for p in micro], layout.width, self._device) != 0
         rollout = padded([part.logprobs for part in micro], layout.width, self._device)
         old = logprobs.detach() if self._config.old_logprobs == "trainer" else rollout
-        advantages = torch.from_numpy(np.concatenate([part.advantages for part in micro]))
-        loss = self._loss(logprobs, old, advantages.to(self._device)[:, None], mask)
-        penalised = loss.loss + self._penalty(micro, logprobs)
-        total, weight = reduce(penalised, mask, self._config.normalisation)
+        advantages = per_token(micro, layout.width, self._device)
+        loss = POLICY_LOSSES[self._config.loss](logprobs, old, advantages, mask, self._config.clip)
+        cap = self._config.importance_cap
+        weighed = loss.loss if cap is None else loss.loss * importance_weights(old, rollout, cap)
+        penalised = weighed + self._penalty(micro, logprobs)
+        total, weight = reduce(penalised, mask, self._normalisation)
         total.backward()  # type: ignore[no-untyped-call]
         drift = kl(rollout, logprobs.detach(), "k3")
         deviation = torch.where(mask, (loss.ratio - 1).abs(), 0).max()
@@ -237,14 +311,6 @@ class TorchTrainer:
             kl=float(masked_sum(drift, mask)),
             ratio_deviation=float(deviation),
         )
-
-    def _loss(self, new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> PolicyLoss:
-        clip = self._config.clip
-        if self._config.loss == "gspo":
-            return gspo(new, old, advantages, mask, clip)
-        if self._config.loss == "cispo":
-            return cispo(new, old, advantages, clip)
-        return ppo_clip(new, old, advantages, clip)
 
     def _penalty(self, micro: MicroBatch, logprobs: Tensor) -> Tensor:
         if not self._config.kl_coefficient:

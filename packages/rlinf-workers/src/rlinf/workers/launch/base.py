@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlinf.comm import Registry
+from rlinf.comm import Registry, RegistryServer
 from rlinf.workers.devices import Node
 
 __all__ = ["Ended", "Launcher", "Link", "Process", "Program"]
@@ -20,11 +20,11 @@ class Link:
 
     Attributes:
         registry: Where it finds everybody else.
-        own_process: Whether it is alone in its process, and may set the process's affinity.
+        cores: The CPU cores it may pin its process to; empty where others share its process.
     """
 
     registry: Registry
-    own_process: bool
+    cores: tuple[int, ...] = ()
 
 
 class Program(Protocol):
@@ -36,11 +36,13 @@ class Program(Protocol):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices it computes on; they decide the node and the number of threads."""
+        """Devices it computes on; they decide the node."""
 
     @property
-    def threads(self) -> int:
-        """Threads it should compute with."""
+    def cores(self) -> tuple[int, ...]:
+        """Those of its devices that are CPU cores: their indexes among the ones it may use.
+
+        It computes with as many threads, one at least."""
 
     def run(self, link: Link) -> None:
         """Work until told to end; called on the main thread of the process."""
@@ -62,10 +64,10 @@ class Launcher(ABC):
     """Starts programs. `start` may be called from several threads; it returns before they run.
 
     Attributes:
-        registry: The job's registry, for endpoints in this process.
+        registry: The job's registry: for endpoints in this process, and for tools outside.
     """
 
-    registry: Registry
+    registry: RegistryServer
 
     @abstractmethod
     def nodes(self) -> tuple[Node, ...]:

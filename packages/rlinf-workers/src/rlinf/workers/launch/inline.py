@@ -5,23 +5,24 @@ Messages are encoded all the same, and go through the in-process transport.
 
 import logging
 import threading
+import time
 import traceback
 
-from rlinf.comm import MemoryRegistry
+from rlinf.comm import RegistryServer
 from rlinf.workers.devices import Node, local_cores
 from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
 
 __all__ = ["InlineLauncher"]
 
 log = logging.getLogger(__name__)
-JOIN_S = 5.0
+JOIN_S = 1.0
 
 
 class InlineLauncher(Launcher):
     """Runs programs on threads. A thread cannot be killed: `kill` only stops watching it."""
 
     def __init__(self) -> None:
-        self.registry = MemoryRegistry()
+        self.registry = RegistryServer()
         self._threads: list[_Thread] = []
 
     def nodes(self) -> tuple[Node, ...]:
@@ -30,15 +31,17 @@ class InlineLauncher(Launcher):
 
     def start(self, program: Program, ended: Ended) -> Process:
         """Start the program on a thread of its own."""
-        thread = _Thread(program, Link(self.registry, own_process=False), ended)
+        thread = _Thread(program, Link(self.registry), ended)
         self._threads.append(thread)
         return thread
 
     def close(self) -> None:
         """Wait a little for threads which were told to end; say which did not."""
+        deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
-            if not thread.join(JOIN_S):
-                log.warning("%s is still busy and cannot be ended before this process", thread.name)
+            if not thread.join(max(0.0, deadline - time.monotonic())):
+                log.info("%s is still busy and cannot be ended before this process", thread.name)
+        self.registry.close()
 
 
 class _Thread(Process):

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -25,6 +26,7 @@ from rlinf.comm import RegistryClient, RegistryServer
 from rlinf.comm.host import host_id
 from rlinf.workers.devices import Node, node_of
 from rlinf.workers.errors import StartError
+from rlinf.workers.launch.affinity import pin
 from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
 from rlinf.workers.launch.config import limit_threads, quiet_ray
 from rlinf.workers.launch.janitor import Janitor
@@ -35,6 +37,9 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 80 << 20
 """About the least Ray accepts: nothing of ours goes through its object store."""
 GONE_S = 10.0
+JOIN_S = 120.0
+JOIN_HINT = "see that it runs there, in the same version, and that no firewall is between"
+KNOCK_S = 5.0
 SHORT = 25
 SIGACTION_BYTES = 256
 """More than a `struct sigaction` has anywhere."""
@@ -75,9 +80,9 @@ class RayLauncher(Launcher):
 
     def _serve(self) -> RegistryServer:
         """The registry on the interface that the other nodes of a joined cluster reach."""
+        self._await()
         import ray.util
 
-        self._await()
         host = str(ray.util.get_node_ip_address())
         log.info("the registry listens on %s, the address by which Ray knows this machine", host)
         return RegistryServer(host=host)
@@ -93,7 +98,8 @@ class RayLauncher(Launcher):
             self._connect()
         except Exception as error:  # noqa: BLE001 - a thread's edge; raised again by `start`
             what = f"cannot join Ray at {self._address}" if self._address else "cannot start Ray"
-            self._error = StartError(f"{what}: {type(error).__name__}: {error}")
+            kind = "" if isinstance(error, StartError) else f"{type(error).__name__}: "
+            self._error = StartError(f"{what}: {kind}{error}")
             return
         finally:
             self._ready.set()
@@ -105,6 +111,7 @@ class RayLauncher(Launcher):
     def _connect(self) -> None:
         import ray
 
+        check_address(self._address)
         self._guest = ray.is_initialized()
         if not self._guest:
             with quiet_ray(), _same_sigterm():
@@ -122,7 +129,9 @@ class RayLauncher(Launcher):
             self._janitor.watch(child.pid for child in children)
 
     def _await(self) -> None:
-        self._ready.wait()
+        if not self._ready.wait(JOIN_S):
+            where = f"at {self._address} " if self._address else ""
+            raise StartError(f"Ray {where}did not answer within {JOIN_S:g} s: {JOIN_HINT}")
         if self._error is not None:
             raise self._error
 
@@ -146,8 +155,7 @@ class RayLauncher(Launcher):
         seat = _Seat(
             address=self._server.address,
             token=self._server.token,
-            threads=program.threads,
-            cores=_cores(program.devices),
+            cores=program.cores,
             path=tuple(sys.path),
         )
         node = node_of(program.devices[0]) if program.devices else ""
@@ -160,7 +168,7 @@ class RayLauncher(Launcher):
 
     def close(self) -> None:
         """Kill what is left, leave the cluster, and end it if it was started here."""
-        self._ready.wait()
+        self._ready.wait(JOIN_S)
         try:
             for process in self._processes:
                 process.kill()
@@ -180,18 +188,16 @@ class _Seat:
 
     address: str
     token: bytes
-    threads: int
     cores: tuple[int, ...]
     path: tuple[str, ...]
 
     def take(self) -> Link:
         """Set up this process: affinity, threads, import path."""
-        allowed = sorted(os.sched_getaffinity(0))
-        if self.cores:
-            os.sched_setaffinity(0, {allowed[core] for core in self.cores})
-        limit_threads(self.threads)
+        allowed = tuple(sorted(os.sched_getaffinity(0)))
+        pin(allowed, self.cores)
+        limit_threads(max(1, len(self.cores)))
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
-        return Link(RegistryClient(self.address, self.token), own_process=True)
+        return Link(RegistryClient(self.address, self.token), allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +269,21 @@ class _Actor(Process):
         return self._actor is None or self._gone.wait(timeout_s)
 
 
+def check_address(address: str) -> None:
+    """Knock at the door of a cluster: Ray itself would wait there for minutes.
+
+    Raises:
+        StartError: Nobody listens at "host:port".
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
+    except OSError as error:
+        raise StartError(f"nobody answers ({error.strerror or error}): {JOIN_HINT}") from error
+
+
 def _options(address: str, cores: int, show_output: bool) -> dict[str, Any]:
     common = {"log_to_driver": show_output, "logging_level": logging.ERROR}
     if address:
@@ -274,11 +295,6 @@ def _options(address: str, cores: int, show_output: bool) -> dict[str, Any]:
         "object_store_memory": OBJECT_STORE_BYTES,
         **common,
     }
-
-
-def _cores(devices: tuple[str, ...]) -> tuple[int, ...]:
-    names = (device.rpartition("/")[2].partition(":") for device in devices)
-    return tuple(int(index) for kind, _, index in names if kind == "core")
 
 
 def _folder() -> str:

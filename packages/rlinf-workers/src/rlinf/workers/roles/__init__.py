@@ -1,7 +1,15 @@
 """Roles: what the parts of a flow are, as protocols, and the data that travels between them."""
 
+from rlinf.workers.roles.critic import CriticEngine, CriticStats
 from rlinf.workers.roles.residency import Residency
-from rlinf.workers.roles.reward import STATUSES, RewardEngine, Score, ScoredGroup, Status
+from rlinf.workers.roles.reward import (
+    STATUSES,
+    RewardEngine,
+    RewardModel,
+    Score,
+    ScoredGroup,
+    Status,
+)
 from rlinf.workers.roles.rollout import (
     FINISH_REASONS,
     GenerationRequest,
@@ -12,12 +20,15 @@ from rlinf.workers.roles.rollout import (
 from rlinf.workers.roles.trainer import PartialStats, StepStats, TrainerEngine
 
 __all__ = [
+    "CriticEngine",
+    "CriticStats",
     "FINISH_REASONS",
     "GenerationRequest",
     "Group",
     "PartialStats",
     "Residency",
     "RewardEngine",
+    "RewardModel",
     "RolloutEngine",
     "STATUSES",
     "Sampling",

@@ -7,9 +7,9 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rlinf.workers.roles.rollout import Group
+from rlinf.workers.roles.rollout import Group, IntArray
 
-__all__ = ["STATUSES", "RewardEngine", "Score", "ScoredGroup", "Status"]
+__all__ = ["STATUSES", "RewardEngine", "RewardModel", "Score", "ScoredGroup", "Status"]
 
 Status = Literal["scored", "unscored", "format_error"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -40,7 +40,7 @@ class ScoredGroup:
         group: The responses.
         rewards: float32 [n]; 0 where unscored.
         status: uint8 [n], indexes into `STATUSES`.
-        advantages: float32 [n], or None: the trainer computes them from the rewards.
+        advantages: float32 [n], or [n, T] a token, or None: the trainer computes them.
         reference_logprobs: float32 [n, T] of a reference policy for a KL penalty, or None.
     """
 
@@ -65,6 +65,25 @@ class ScoredGroup:
         return np.asarray(self.status != STATUSES.index("unscored"))
 
     @property
+    def informative(self) -> bool:
+        """Whether two scored samples have different rewards."""
+        known = self.rewards[self.scored]
+        return bool(len(known) and known.max() > known.min())
+
+    @property
+    def learnable(self) -> npt.NDArray[np.bool_]:
+        """Tokens that the model wrote in scored samples, bool [n, T]."""
+        return np.asarray(self.group.trainable & self.scored[:, None])
+
+    @property
+    def token_rewards(self) -> npt.NDArray[np.float32]:
+        """Each sample's reward at its last token, float32 [n, T]; 0 elsewhere."""
+        placed = np.zeros(self.group.tokens.shape, np.float32)
+        ended = np.flatnonzero(self.scored & (self.group.lengths > 0))
+        placed[ended, self.group.lengths[ended] - 1] = self.rewards[ended]
+        return placed
+
+    @property
     def token_count(self) -> int:
         """Tokens of all responses together."""
         return self.group.token_count
@@ -76,3 +95,14 @@ class RewardEngine(Protocol):
 
     def score(self, groups: Sequence[Group]) -> list[ScoredGroup]:
         """Score each group, in order; a response that cannot be judged is `unscored`."""
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """A model that judges, as token ids of the policy's own tokenizer."""
+
+    def score(self, rows: Sequence[tuple[IntArray, IntArray]]) -> Sequence[float]:
+        """One value for each (prompt, response), in order; NaN where it has none.
+
+        A row's value must not depend on the rows around it, except for rounding.
+        """

@@ -90,6 +90,8 @@ class Group:
         versions: int32 [n], the weights that were serving when the sample began.
         sampling: As in the request.
         item: As in the request.
+        written: bool [n, T], which tokens the model wrote, where a tool or an environment wrote
+            others; None: all of them. Only what the model wrote is trained on and judged.
     """
 
     uid: str
@@ -101,11 +103,18 @@ class Group:
     versions: IntArray
     sampling: Sampling
     item: int = -1
+    written: npt.NDArray[np.bool_] | None = None
 
     @property
     def n(self) -> int:
         """Number of samples."""
         return len(self.tokens)
+
+    @property
+    def trainable(self) -> npt.NDArray[np.bool_]:
+        """Which places hold a token that the model wrote, bool [n, T]."""
+        inside = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
+        return inside if self.written is None else inside & self.written.astype(bool)
 
     @property
     def token_count(self) -> int:
@@ -115,6 +124,11 @@ class Group:
     def response(self, sample: int) -> IntArray:
         """The token ids of one sample, without padding."""
         return self.tokens[sample, : self.lengths[sample]]
+
+    def own(self, sample: int) -> IntArray:
+        """The token ids of one sample that the model itself wrote."""
+        ids: IntArray = self.tokens[sample, self.trainable[sample]]
+        return ids
 
     def stopped(self) -> npt.NDArray[np.bool_]:
         """Which samples ended with a stop token, bool [n]."""

@@ -25,6 +25,7 @@ class PartialStats:
         scored: Samples that have a reward.
         unscored: Samples that have none.
         format_errors: Scored samples without a readable answer.
+        informative: Groups whose scored rewards differ.
         rows: Samples that were trained on.
         dropped: Samples left out because their advantage is 0.
         tokens: Response tokens of all samples.
@@ -41,6 +42,7 @@ class PartialStats:
     scored: int = 0
     unscored: int = 0
     format_errors: int = 0
+    informative: int = 0
     rows: int = 0
     dropped: int = 0
     tokens: int = 0
@@ -65,8 +67,8 @@ class StepStats:
 
     Attributes:
         version: Version of the weights after it.
-        stepped: False when there was nothing to learn from (every advantage was 0): no parameter
-            has moved, and the version is the old one.
+        stepped: False when there was nothing to learn from (every advantage was 0), or when only
+            the critic learns: no parameter has moved, and the version is the old one.
         lr: Learning rate of the step.
         grad_norm: Norm of the normalised gradient before it was clipped.
         parts: The sums it was made of.
@@ -108,6 +110,9 @@ class TrainerEngine(Residency, Protocol):
 
     def accumulate(self, groups: Sequence[ScoredGroup]) -> PartialStats:
         """Add the gradient of these groups to the step's; changes no parameter."""
+
+    def end_round(self) -> bool:
+        """Note that a round of sampling has ended; true where the step has enough samples."""
 
     def finish_step(self) -> StepStats:
         """Normalise and clip the gradient, step, and begin the next step."""

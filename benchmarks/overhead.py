@@ -1,0 +1,89 @@
+"""What the framework costs: an iteration of the tiny RLHF run against the same work in one loop.
+
+The floor calls the same engines one after another in this process: generate, score, learn, copy
+the weights. The others are the app's program, in one process and on Ray, everything in turn.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "apps" / "rlhf"))
+
+from actor import Actor
+from harness import race, show
+from settings import RlhfConfig
+
+from rlinf.workers import Cluster, FlowPlanner, wait_all
+from rlinf.workers.engines.models import build_model
+from rlinf.workers.engines.torch_generate import TorchGenerate
+from rlinf.workers.engines.torch_trainer import TorchTrainer
+from rlinf.workers.hosts import RewardWorker, RolloutWorker
+
+Step = Callable[[], object]
+
+
+def plain(config: RlhfConfig) -> Step:
+    """The computation alone."""
+    task, sizes = config.make_task(), config.rollout
+    sampling, reward = config.sampling(task), config.make_reward()
+    trainer = TorchTrainer(build_model(config.model_spec()), config.trainer)
+    rollout = TorchGenerate(build_model(config.model_spec(), weights=False), sizes.engine)
+    number = 0
+
+    def step() -> object:
+        nonlocal number
+        number += 1
+        rollout.load_state(trainer.state(), trainer.version)
+        items = task.prompts(config.seed * 1_000_003 + number, sizes.prompts)
+        asked = task.requests(f"{number}", items, sampling, sizes.samples, sizes.max_new_tokens)
+        trainer.accumulate(reward.score(list(rollout.generate(asked))))
+        return trainer.finish_step()
+
+    return step
+
+
+def framework(config: RlhfConfig, cluster: Cluster) -> Step:
+    """The same as the app does it, one iteration a call."""
+    task, sizes = config.make_task(), config.rollout
+    sampling = config.sampling(task)
+    trainer = Actor.group(cluster, config.model_spec(), config.trainer, name="trainer").launch()
+    rollout = RolloutWorker.group(
+        cluster, config.model_spec(), sizes.engine, "trainer/0", name="rollout"
+    ).launch()
+    reward = RewardWorker.group(cluster, config.make_reward, name="reward").launch()
+
+    def run() -> object:
+        numbers = iter(range(1, 1_000_000))
+        for step in FlowPlanner(cluster, "temporal").steps(numbers):
+            [version] = trainer.publish().result(None)
+            rollout.load_weights(version).result(None)
+            prompts, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
+            items = task.prompts(config.seed * 1_000_003 + step, sizes.prompts)
+            prompts.put_many(
+                task.requests(f"{step}", items, sampling, sizes.samples, sizes.max_new_tokens)
+            )
+            prompts.close()
+            yield wait_all(
+                [
+                    rollout.generate(prompts, samples),
+                    reward.score(samples, scored),
+                    trainer.train(scored),
+                ]
+            )
+
+    iterations = run()
+    return lambda: next(iterations)
+
+
+def measure(quick: bool) -> dict[str, object]:
+    """Seconds an iteration, in three ways."""
+    config = RlhfConfig()
+    with Cluster(launcher="inline") as inline, Cluster(launcher="ray") as ray:
+        contestants = {
+            "one loop": plain(config),
+            "rlinf, in one process": framework(config, inline),
+            "rlinf, on Ray": framework(config, ray),
+        }
+        samples = race(contestants, 10 if quick else 60, warmup=4, patience_s=10 if quick else 90)
+    return {"iteration": show("one iteration of the tiny model", samples, "one loop")}

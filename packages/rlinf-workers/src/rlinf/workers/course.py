@@ -1,0 +1,293 @@
+"""The course of planning: what to do before the next iteration, given what the last one showed.
+
+A generator without I/O. It is sent every `Iteration` and yields a `Decision`:
+
+    temporal, spatial   see what feeds what in one iteration, then make that plan
+    a saved plan        follow it
+    auto                see what feeds what; measure every component on all, half, a quarter ... of
+                        the devices; search; try those plans which are predicted to be close; keep
+                        the quickest; and plan again when the times drift away
+"""
+
+import statistics
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from rlinf.sched import (
+    DeviationRule,
+    GainRule,
+    InfeasibleError,
+    Observation,
+    Placement,
+    Plan,
+    Replan,
+    SearchConfig,
+    Workflow,
+    predict,
+    search,
+    spatial_plan,
+    temporal_plan,
+)
+from rlinf.workers.bounds import Bounds, Count, NonNegative, Positive
+from rlinf.workers.errors import ConfigError
+from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
+
+__all__ = ["Choice", "Course", "Decision", "PlanningConfig", "course"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningConfig:
+    """How a plan is looked for, and when again.
+
+    Attributes:
+        parts: Components are measured with whole iterations, and with chunks of this part of one.
+        tries: Iterations for which a plan that is predicted to be close to the best is tried. The
+            first of them only warms up.
+        close: How much longer than the best a plan may be predicted to take, to be tried.
+        rule: When to plan again: "deviation": a component was `threshold` off for `window`
+            iterations; "gain": the saving pays for the switch; "never".
+        threshold: Relative deviation.
+        window: Iterations.
+    """
+
+    parts: Count = 8
+    tries: Annotated[int, Bounds(2)] = 3
+    close: NonNegative = 0.15
+    rule: Literal["deviation", "gain", "never"] = "deviation"
+    threshold: Positive = 0.15
+    window: Count = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was asked for: a way to plan, or a plan."""
+
+    how: Literal["temporal", "spatial", "auto", "saved"]
+    plan: Plan | None = None
+
+    @classmethod
+    def of(cls, choice: str | Plan) -> "Choice":
+        """Read it; see `FlowPlanner`.
+
+        Raises:
+            ConfigError: It is none of the words, and there is no such file.
+            PlanError: The file does not hold a plan.
+        """
+        if isinstance(choice, Plan):
+            return cls("saved", choice)
+        if choice in ("temporal", "spatial", "auto"):
+            return cls(choice)  # type: ignore[arg-type]
+        if not Path(choice).is_file():
+            raise ConfigError(
+                f"plan={choice}: not temporal, spatial or auto, and there is no such file"
+            )
+        return cls("saved", Plan.load(choice))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do before the next iteration.
+
+    Attributes:
+        because: Why, in a few words.
+        placements: Where every component is from now on; None: where it is.
+        batch: Items of an iteration; None: not known yet.
+        plan: The plan that is followed from now on; None while plans are being looked for.
+        workflow: What it was made from; None where it was not searched for.
+        tried: Plans that were compared, and the seconds an iteration took with each.
+    """
+
+    because: str
+    placements: Mapping[str, Placement] | None = None
+    batch: int | None = None
+    plan: Plan | None = None
+    workflow: Workflow | None = None
+    tried: tuple[tuple[Plan, float], ...] = ()
+
+
+Course = Generator[Decision, Iteration, None]
+STAY = Decision("all is as planned")
+KINDS = ("", "temporal", "spatial", "hybrid")
+
+
+def course(
+    choice: Choice, config: PlanningConfig, devices: Sequence[str], ranks: Mapping[str, int]
+) -> Course:
+    """The decisions for a program, one before each iteration.
+
+    Args:
+        devices: All that may be used.
+        ranks: The components that can be placed, and how many workers each has.
+
+    Raises:
+        ConfigError: A saved plan is for other components.
+    """
+    if choice.plan is not None:
+        return _saved(choice.plan, devices, ranks)
+    return _found(choice, config, tuple(devices), ranks)
+
+
+def _saved(plan: Plan, devices: Sequence[str], ranks: Mapping[str, int]) -> Course:
+    places = plan.placements()
+    if set(places) != set(ranks):
+        raise ConfigError(
+            f"the plan is for the groups {', '.join(places)}, the program has {', '.join(ranks)}"
+        )
+    first = yield Decision("as saved", places, plan.batch)
+    program = Program.of(first.records, ranks, len(devices))
+    made_for = "" if program.batch == plan.batch else f", for {plan.batch} items an iteration"
+    because = f"as saved{made_for}"
+    yield Decision(because, placed(plan, program), program.batch, plan)
+    yield from _stay()
+
+
+def _found(
+    choice: Choice, config: PlanningConfig, devices: tuple[str, ...], ranks: Mapping[str, int]
+) -> Course:
+    first = yield Decision("to see what feeds what", in_turn(tuple(ranks), devices))
+    program = Program.of(first.records, ranks, len(devices))
+    if choice.how == "auto":
+        yield from _auto(program, config, devices)
+        return
+    if choice.how == "temporal":
+        plan = temporal_plan(program.graph, devices, program.batch)
+    else:
+        plan = spatial_plan(program.graph, devices, program.batch, micro_batches=program.batch)
+    yield Decision("as asked for", placed(plan, program), program.batch, plan)
+    yield from _stay()
+
+
+def _stay() -> Course:
+    while True:
+        yield STAY
+
+
+def _auto(program: Program, config: PlanningConfig, devices: tuple[str, ...]) -> Course:
+    measured: list[Iteration] = []
+    wanted = probes(program, devices, config.parts)
+    for number, probe in enumerate(wanted, 1):
+        because = f"profiling, {number} of {len(wanted)}"
+        iteration = yield Decision(because, probe.placements, program.batch)
+        if probe.counts:
+            measured.append(iteration)
+    known = workflow(program, measured, devices)
+    search = _Search(program, config, known, max(i.moved_s for i in measured))
+    plan = yield from search.first()
+    while True:
+        plan = yield from search.next(plan)
+
+
+class _Search:
+    """Finds the plan for what is known of a program, and the next when that changes."""
+
+    def __init__(
+        self, program: Program, config: PlanningConfig, known: Workflow, switch_s: float
+    ) -> None:
+        self._program, self._config, self._known = program, config, known
+        self._plan: Plan | None = None
+        self._bias: dict[str, float] = {}
+        """Measured over predicted seconds, by the kind of plan; side by side stages slow each other
+        down in ways that no profile of a single one shows."""
+        self._rule = self._make_rule(switch_s)
+
+    def first(self) -> Generator[Decision, Iteration, Plan]:
+        """Try the plans that are predicted to be close, and follow the quickest."""
+        rivals = self._rivals(self._known)
+        limit = self._price(rivals[0], self._known) * (1 + self._config.close)
+        rivals = [plan for plan in rivals if self._price(plan, self._known) <= limit]
+        tried = []
+        for plan in rivals if len(rivals) > 1 else ():
+            seconds = yield from self._try(plan)
+            tried.append((plan, seconds))
+            self._learn(plan, self._known, seconds)
+        plan = min(tried, key=lambda pair: pair[1])[0] if tried else rivals[0]
+        yield self._follow("the quickest of those tried", plan, self._known, tried)
+        return plan
+
+    def next(self, plan: Plan) -> Generator[Decision, Iteration, Plan]:
+        """Follow `plan` until the rule wants another; then see whether that is quicker."""
+        drift, seen = yield from self._drift(plan)
+        known = replace(self._known, profile=self._known.profile.scaled(drift.factors))
+        best = self._rivals(known)[0]
+        if placed(best, self._program) == placed(plan, self._program):
+            yield self._follow(f"{drift.because}; the plan is still the best", best, known)
+            return best
+        before = statistics.median(iteration.seconds for iteration in seen)
+        self._learn(plan, known, before)
+        after = yield from self._try(best)
+        self._learn(best, known, after)
+        tried = [(plan, before), (best, after)]
+        if after < before:
+            yield self._follow(drift.because, best, known, tried)
+            return best
+        why = f"{drift.because}; what was planned anew was no quicker"
+        yield self._follow(why, plan, known, tried)
+        return plan
+
+    def _follow(
+        self, because: str, plan: Plan, known: Workflow, tried: Sequence[tuple[Plan, float]] = ()
+    ) -> Decision:
+        self._plan = plan
+        places, batch = placed(plan, self._program), self._program.batch
+        return Decision(because, places, batch, plan, known, tuple(tried))
+
+    def _try(self, plan: Plan) -> Generator[Decision, Iteration, float]:
+        """Seconds an iteration takes with this plan; the first one warms up."""
+        taken = []
+        for _ in range(self._config.tries):
+            places = placed(plan, self._program)
+            iteration = yield Decision(f"trying a {plan.kind} plan", places, self._program.batch)
+            taken.append(iteration.seconds)
+        return statistics.median(taken[1:])
+
+    def _drift(self, plan: Plan) -> Generator[Decision, Iteration, tuple[Replan, list[Iteration]]]:
+        """Iterations as planned, until the rule is not content; the last of them."""
+        expected = predict(self._known, plan).busy_s
+        seen: list[Iteration] = []
+        number = 0
+        while True:
+            iteration = yield STAY
+            number += 1
+            seen = [*seen[1 - self._config.window :], iteration]
+            factors = {
+                name: busy_s(name, iteration) / max(seconds, 1e-9)
+                for name, seconds in expected.items()
+            }
+            if self._rule is None or not all(factors.values()):
+                continue
+            replan = self._rule.step(Observation(number, factors))
+            if replan is not None:
+                return replan, seen
+
+    def _make_rule(self, switch_s: float) -> DeviationRule | GainRule | None:
+        config = self._config
+        if config.rule == "deviation":
+            return DeviationRule(config.threshold, config.window)
+        return GainRule(self._saving, switch_s) if config.rule == "gain" else None
+
+    def _saving(self, factors: Mapping[str, float]) -> tuple[float, Plan]:
+        """Seconds an iteration that the best plan for these factors saves."""
+        assert self._plan is not None
+        known = replace(self._known, profile=self._known.profile.scaled(factors))
+        best = self._rivals(known)[0]
+        return self._price(self._plan, known) - self._price(best, known), best
+
+    def _rivals(self, known: Workflow) -> list[Plan]:
+        """The best plan of each kind, the best of all first."""
+        found: dict[str, Plan] = {}
+        for kind in KINDS:
+            settings = SearchConfig(kind=kind)
+            try:
+                plan = search(known.graph, known.profile, known.devices, known.batch, settings)
+            except InfeasibleError:
+                continue
+            found.setdefault(plan.kind, plan)
+        return sorted(found.values(), key=lambda plan: self._price(plan, known))
+
+    def _price(self, plan: Plan, known: Workflow) -> float:
+        return predict(known, plan).seconds * self._bias.get(plan.kind, 1.0)
+
+    def _learn(self, plan: Plan, known: Workflow, seconds: float) -> None:
+        self._bias[plan.kind] = seconds / predict(known, plan).seconds

@@ -1,0 +1,227 @@
+"""The embedded critic: a causal LM's trunk with a value head, and generalised advantages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rlinf.workers.algorithms.advantages import gae
+from rlinf.workers.algorithms.losses import value_loss
+from rlinf.workers.algorithms.masking import at_least_float32, masked_sum
+from rlinf.workers.bounds import Count, Share
+from rlinf.workers.engines.backbone import backbone_of
+from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
+from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.policy_batch import padded
+from rlinf.workers.engines.prefix_batch import PrefixBatch
+from rlinf.workers.roles.critic import CriticStats
+from rlinf.workers.roles.reward import ScoredGroup
+from rlinf.workers.roles.rollout import FloatArray
+
+__all__ = ["CriticConfig", "TorchCritic"]
+
+Places = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class CriticConfig:
+    """How a critic estimates and learns.
+
+    Attributes:
+        optimiser: AdamW's settings.
+        gamma: Discount of a later reward, a trainable token.
+        lam: How far advantages trust later rewards (1) over the critic's next value (0).
+        micro_batch_tokens: Bound on the tokens that go through the model at once, if one group
+            alone does not exceed it.
+    """
+
+    optimiser: OptimiserConfig = field(default_factory=lambda: OptimiserConfig(lr=1e-3))
+    gamma: Share = 1.0
+    lam: Share = 1.0
+    micro_batch_tokens: Count = 16384
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of the tokens that a step has seen, in float64."""
+
+    loss: float = 0.0
+    value: float = 0.0
+    target: float = 0.0
+    squared_target: float = 0.0
+    tokens: int = 0
+
+
+class TorchCritic:
+    """A `CriticEngine` on one device. Not thread-safe.
+
+    The value of a token is that of the state before it: read from the hidden state that predicts
+    the token. The head begins at 0, so the first advantages are the rewards themselves. A response
+    that was cut off at its longest ended for the task as well: nothing is bootstrapped after it.
+    """
+
+    def __init__(self, model: nn.Module, config: CriticConfig | None = None) -> None:
+        self._config = config or CriticConfig()
+        self._model = model
+        self._backbone = backbone_of(model)
+        weight: Any = model.get_output_embeddings().weight  # type: ignore[operator]
+        self._device: torch.device = weight.device
+        self._head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(self._head.weight)
+        nn.init.zeros_(self._head.bias)
+        self._optimiser = Optimiser(self._named().values(), self._config.optimiser)
+        self._sums = _Sums()
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights that the trunk was loaded from."""
+        return self._version
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The trunk's parameters by name, as they are now (not copies); without the head's."""
+        return state_of(self._model)
+
+    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Copy a policy's weights into the trunk; the head stays. See `WeightTarget`."""
+        load_state(self.state(), state)
+        self._version = version
+
+    def estimate(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """See `CriticEngine`; samples without a reward get the advantage 0."""
+        found: list[ScoredGroup] = []
+        for micro in _cut(groups, self._config.micro_batch_tokens):
+            found += self._backward(micro)
+        return found
+
+    def finish_step(self) -> CriticStats:
+        """See `CriticEngine`. Raises `NonFiniteGradient`; the step's samples are dropped then."""
+        sums, self._sums = self._sums, _Sums()
+        norm = self._optimiser.step(float(sums.tokens))
+        count = max(sums.tokens, 1)
+        variance = sums.squared_target / count - (sums.target / count) ** 2
+        error = 2 * sums.loss / count
+        return CriticStats(
+            loss=sums.loss / count,
+            grad_norm=norm,
+            value=sums.value / count,
+            explained=1 - error / variance if variance > 1e-12 else 0.0,
+            tokens=sums.tokens,
+        )
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """What decides the steps to come: tensors (not copies) and numbers, each by name.
+
+        Raises `ValueError` in the middle of a step.
+        """
+        if self._sums != _Sums():
+            raise ValueError("finish the critic's step before saving")
+        named = self._named()
+        model = {f"model.{name}": p.detach() for name, p in named.items()}
+        moments = self._optimiser.state(list(named))
+        tensors = model | {f"optimiser.{name}": tensor for name, tensor in moments.items()}
+        return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Become what `save` described; a step that was begun is forgotten.
+
+        Raises `WeightsMismatch`, with nothing changed, when they are those of another model.
+        """
+        named = self._named()
+        parts = {
+            kind: {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
+            for kind in ("model.", "optimiser.")
+        }
+        load_state({n: p.detach() for n, p in named.items()}, parts["model."], complete=True)
+        self._optimiser.load(list(named), parts["optimiser."], numbers["optimiser_calls"])
+        self._version, self._sums = numbers["version"], _Sums()
+
+    def onload(self) -> None:
+        """Bring parameters, gradients and optimiser state onto the device. See `Residency`."""
+        move(self._tensors(), self._device)
+
+    def offload(self) -> None:
+        """Move them to host memory. See `Residency`."""
+        move(self._tensors(), torch.device("cpu"))
+
+    def resident_bytes(self) -> int:
+        """Bytes of parameters, gradients and optimiser state on the device."""
+        return nbytes(self._tensors(), self._device)
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        head = {f"value_head.{name}": p for name, p in self._head.named_parameters()}
+        return dict(self._model.named_parameters()) | head
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self._named().values()
+        yield from self._optimiser.tensors()
+
+    def _values(self, batch: PrefixBatch) -> Tensor:
+        """The value before each response token, float32 [rows, T]."""
+        hidden, source = self._backbone.hidden(batch)
+        values = at_least_float32(self._head(hidden))[:, 0]
+        return batch.responses.spread(values.index_select(0, source))
+
+    def _backward(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """Values, advantages and the gradient of the value loss, of one micro-batch."""
+        kept = [np.flatnonzero(group.group.lengths) for group in groups]
+        blank: list[FloatArray] = [
+            np.zeros(group.group.tokens.shape, np.float32) for group in groups
+        ]
+        if any(map(len, kept)):
+            advantages = self._learn(groups, kept)
+            ends = np.cumsum([len(rows) for rows in kept])
+            for wide, rows, own in zip(blank, kept, np.split(advantages, ends[:-1]), strict=True):
+                wide[rows] = own[:, : wide.shape[1]]
+        return [replace(g, advantages=wide) for g, wide in zip(groups, blank, strict=True)]
+
+    def _learn(self, groups: Sequence[ScoredGroup], kept: Sequence[Places]) -> FloatArray:
+        """The advantages of the rows that have tokens, float32 [rows, T]."""
+        chosen = list(zip(groups, kept, strict=True))
+        batch = PrefixBatch.of(
+            [(g.group.prompt_ids, g.group.tokens[k], g.group.lengths[k]) for g, k in chosen],
+            self._device,
+        )
+        width = batch.responses.width
+        mask = padded([g.learnable[k].astype(np.float32) for g, k in chosen], width, self._device)
+        rewards = padded([g.token_rewards[k] for g, k in chosen], width, self._device)
+        values = self._values(batch)
+        advantages, targets = gae(
+            rewards.to(values.dtype),
+            values.detach(),
+            mask,
+            gamma=self._config.gamma,
+            lam=self._config.lam,
+        )
+        loss = masked_sum(value_loss(values, values.detach(), targets), mask)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._count(values.detach(), targets, mask, float(loss.detach()))
+        found: FloatArray = advantages.float().cpu().numpy()
+        return found
+
+    def _count(self, values: Tensor, targets: Tensor, mask: Tensor, loss: float) -> None:
+        sums, exact = self._sums, targets.double()
+        sums.loss += loss
+        sums.value += float(masked_sum(values.double(), mask))
+        sums.target += float(masked_sum(exact, mask))
+        sums.squared_target += float(masked_sum(exact.square(), mask))
+        sums.tokens += int((mask != 0).sum())
+
+
+def _cut(groups: Sequence[ScoredGroup], max_tokens: int) -> Iterator[list[ScoredGroup]]:
+    """Runs of groups, in order, of at most so many tokens (prompts once, responses padded)."""
+    micro: list[ScoredGroup] = []
+    room = max_tokens
+    for group in groups:
+        need = len(group.group.prompt_ids) + group.group.tokens.size
+        if micro and need > room:
+            yield micro
+            micro, room = [], max_tokens
+        micro.append(group)
+        room -= need
+    if micro:
+        yield micro

@@ -1,0 +1,235 @@
+"""From what a program did to what a planner needs to know, and back. Pure functions of records.
+
+A component of the workflow is a group that was launched without a placement. What feeds what is
+read from the names of the channels; groups which are none of the planner's business (scoring by
+rule, placed by hand) are left out, and what they connect is connected.
+"""
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlinf.sched import (
+    Component,
+    ComponentProfile,
+    FlowGraph,
+    Placement,
+    Plan,
+    Profile,
+    Profiler,
+    Record,
+    Workflow,
+)
+from rlinf.workers.records import ChunkRecord
+
+__all__ = ["Iteration", "Probe", "Program", "busy_s", "in_turn", "placed", "probes", "workflow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of the program.
+
+    Attributes:
+        seconds: From its begin to the next one's.
+        records: Of every stage, in any order.
+        placements: Where the components were.
+        moved_s: Seconds it took to bring them there, before the iteration.
+    """
+
+    seconds: float
+    records: tuple[ChunkRecord, ...]
+    placements: Mapping[str, Placement]
+    moved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What an iteration showed of the program.
+
+    Attributes:
+        graph: The components, and which feeds which.
+        batch: Items that enter an iteration.
+        whole: Components which take what there is at once, whatever the plan: the program itself
+            feeds them, and they pass on their outputs one by one as they get ready, so that those
+            downstream can work meanwhile.
+    """
+
+    graph: FlowGraph
+    batch: int
+    whole: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(
+        cls, records: Iterable[ChunkRecord], ranks: Mapping[str, int], devices: int
+    ) -> "Program":
+        """Read it from an iteration in which every component took all of its input at once.
+
+        Args:
+            ranks: The components, and how many workers each has.
+            devices: How many there are; a component takes a multiple of its workers.
+
+        Raises:
+            ValueError: None of the components did anything.
+        """
+        ordered = sorted(records, key=lambda record: record.start)
+        seen = list(dict.fromkeys(r.group for r in ordered if r.group in ranks))
+        if not seen:
+            groups = ", ".join(ranks) or "none was launched without a placement"
+            raise ValueError(f"no stage of a group that can be planned was called ({groups})")
+        edges = _edges(ordered, ranks)
+        fed = {b for _, b in edges}
+        taken = [sum(r.items_in for r in ordered if r.group == g) for g in seen if g not in fed]
+        streams = {r.group for r in ordered if len(set(r.emitted)) > 1}
+        sizes = {g: tuple(range(ranks[g], devices + 1, ranks[g])) for g in seen if ranks[g] > 1}
+        components = tuple(Component(group, sizes.get(group, ())) for group in seen)
+        graph = FlowGraph(components, tuple(edges))
+        return cls(graph, max([*taken, 1]), frozenset(streams.intersection(seen) - fed))
+
+
+def in_turn(groups: Sequence[str], devices: Sequence[str]) -> dict[str, Placement]:
+    """Everybody on all devices, one after another: what needs no knowledge of the program."""
+    everything = tuple(devices)
+    shared = len(groups) > 1
+    return {g: Placement(g, everything, None, shared, k) for k, g in enumerate(groups)}
+
+
+def placed(plan: Plan, program: Program) -> dict[str, Placement]:
+    """The plan's placements, with those in whole which the program wants so."""
+    return {
+        name: replace(place, chunk=None) if name in program.whole else place
+        for name, place in plan.placements().items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Placements to run an iteration with, in order to learn what the components take there.
+
+    Attributes:
+        counts: What is measured counts; otherwise the iteration warms the next ones up.
+    """
+
+    placements: Mapping[str, Placement]
+    counts: bool
+
+
+def probes(program: Program, devices: Sequence[str], parts: int) -> list[Probe]:
+    """Each component on all devices, on half of them, on a quarter ..., in whole and in chunks.
+
+    What was run already, everything in turn on all devices, needs no warming up.
+
+    Args:
+        parts: The chunks are so small a part of the batch.
+    """
+    chunk = max(1, program.batch // parts)
+    found: list[Probe] = []
+    size = len(devices)
+    while size:
+        whole = _together(program, devices[:size])
+        if whole is not None:
+            chunked = {
+                name: place if name in program.whole else replace(place, chunk=chunk)
+                for name, place in whole.items()
+            }
+            found += [Probe(whole, counts=False)] if size < len(devices) else []
+            found += [Probe(whole, counts=True)]
+            found += [Probe(chunked, counts=True)] if chunked != whole else []
+        size //= 2
+    return found
+
+
+def _together(program: Program, devices: Sequence[str]) -> dict[str, Placement] | None:
+    """Everybody on these devices, or as many of them as it can use; None where one can use none."""
+    graph = program.graph
+    fitting = {name: graph[name].fits(len(devices)) for name in graph.order()}
+    if not all(fitting.values()):
+        return None
+    return {
+        name: Placement(name, tuple(devices[:size]), None, True, position)
+        for position, (name, size) in enumerate(fitting.items())
+    }
+
+
+def workflow(program: Program, iterations: Sequence[Iteration], devices: Sequence[str]) -> Workflow:
+    """The program, with everything that measured iterations say about it."""
+    profiler = Profiler()
+    for iteration in iterations:
+        for name in program.graph.names:
+            profiler.record(_measured(name, iteration, program.batch))
+    profile = profiler.profile()
+    components = {
+        name: _with_residency(entry, [r for i in iterations for r in _of(name, i)])
+        for name, entry in profile.components.items()
+    }
+    beside = [
+        iteration.seconds - sum(_occupied_s(name, iteration) for name in components)
+        for iteration in iterations
+        if all(place.chunk is None for place in iteration.placements.values())
+    ]
+    sync_s = max(0.0, statistics.median(beside)) if beside else 0.0
+    known = Profile(components, sync_s=sync_s)
+    return Workflow(program.graph, known, tuple(devices), program.batch)
+
+
+def busy_s(group: str, iteration: Iteration) -> float:
+    """Seconds a component worked, on the rank that worked longest; 0 where it did nothing."""
+    by_rank: dict[str, float] = {}
+    for record in _of(group, iteration):
+        by_rank[record.worker] = by_rank.get(record.worker, 0.0) + record.seconds
+    return max(by_rank.values(), default=0.0)
+
+
+def _of(group: str, iteration: Iteration) -> list[ChunkRecord]:
+    return [record for record in iteration.records if record.group == group]
+
+
+def _occupied_s(group: str, iteration: Iteration) -> float:
+    """Seconds a component kept its devices, loading and freeing included."""
+    by_rank: dict[str, float] = {}
+    for record in _of(group, iteration):
+        spent = record.seconds + record.onload_s + record.offload_s
+        by_rank[record.worker] = by_rank.get(record.worker, 0.0) + spent
+    return max(by_rank.values(), default=0.0)
+
+
+def _measured(group: str, iteration: Iteration, batch: int) -> Record:
+    """A run as the profiler wants it: a whole iteration, or the mean chunk.
+
+    Ranks work side by side, so that of r ranks with chunks of k items takes as long as one chunk
+    of r k items. What a stage does after its last chunk is shared out among its chunks.
+    """
+    records = _of(group, iteration)
+    chunks = [record for record in records if record.items_in]
+    place = iteration.placements[group]
+    start = min(record.start for record in records)
+    if place.chunk is None:
+        times = sorted(time - start for record in chunks for time in record.emitted)
+        streamed = tuple(times) if len(set(times)) > 1 else ()
+        items, seconds = float(batch), busy_s(group, iteration)
+    else:
+        side_by_side = len({record.worker for record in chunks})
+        items, streamed = batch * side_by_side / len(chunks), ()
+        seconds = sum(record.seconds for record in records) / len(chunks)
+    return Record(group, len(place.devices), items, start, max(seconds, 1e-9), streamed)
+
+
+def _with_residency(
+    component: ComponentProfile, records: Sequence[ChunkRecord]
+) -> ComponentProfile:
+    return replace(
+        component,
+        onload_s=statistics.fmean(record.onload_s for record in records),
+        offload_s=statistics.fmean(record.offload_s for record in records),
+        active_bytes=float(max(record.resident_bytes for record in records)),
+    )
+
+
+def _edges(records: Sequence[ChunkRecord], ranks: Collection[str]) -> list[tuple[str, str]]:
+    makers = {(r.output, r.group) for r in records if r.output}
+    takers = {(r.input, r.group) for r in records}
+    edges = {(a, b) for name, a in makers for other, b in takers if name == other}
+    for group in {name for edge in edges for name in edge}.difference(ranks):
+        before = {a for a, b in edges if b == group} - {group}
+        after = {b for a, b in edges if a == group} - {group}
+        edges = {e for e in edges if group not in e} | {(a, b) for a in before for b in after}
+    return sorted(edges)

@@ -162,11 +162,13 @@ class Bond:
         else:
             self._end()
 
-    def resumed(self, welcome: tuple[int, int, str], expects: int) -> None:
-        """The server is back; `expects` is the next number it knew of the producing half."""
+    def resumed(self, welcome: tuple[int, int, str], accepted: int, expects: int) -> None:
+        """The server is back. It was asked when it had `accepted` the numbers of the producing
+        half below this one; `expects` is the next that it knew then.
+        """
         epoch, birth, self.durability = welcome
         news: ItemsLost | None = None
-        lost = self.held if birth != self._birth else max(0, self.accepted() - expects)
+        lost = self.held if birth != self._birth else max(0, accepted - expects)
         if lost:
             cure = "a spool keeps them (ChannelServer(..., spool=SpoolConfig(folder)))"
             if birth == self._birth:

@@ -27,6 +27,7 @@ class Reunion:
         if bond.settled:
             return True
         place = link.channel, link.number, 0
+        accepted = bond.accepted()  # before: a server that was there all the time accepts more
         fields = asdict(link.config), self._capacity, *bond.numbers()
         reply = send(link.endpoint, link.server, "resume", *place, *fields)
         try:
@@ -39,5 +40,5 @@ class Reunion:
             bond.gone(str(error))
             return True
         _, epoch, birth, survives, expects = values
-        bond.resumed((epoch, birth, survives), expects)  # type: ignore[arg-type]
+        bond.resumed((epoch, birth, survives), accepted, expects)  # type: ignore[arg-type]
         return True

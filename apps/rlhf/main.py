@@ -15,16 +15,19 @@ from evaluation import evaluate
 from settings import CHOICES, CONFIG, RlhfConfig
 
 from rlinf.workers import Cluster, FlowPlanner, main_guard, wait_all
+from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.hosts import CriticWorker, RewardWorker, RolloutWorker
+from rlinf.workers.program import described, run_folder
+from rlinf.workers.recovery import Recovery
 from rlinf.workers.run import Run
 
 
 def train(config: RlhfConfig) -> None:
     """The whole flow. Every call on a group is asynchronous; `wait_all` is the only barrier."""
-    task = config.make_task()
-    sizes = config.rollout
+    task, sizes = config.make_task(), config.rollout
+    folder, origin = run_folder("rlhf", config.folder, config.resume)
     with (
-        Run(config.folder or Run.default_folder("rlhf")) as run,
+        Run(folder) as run,
         Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
     ):
         actor = Actor.group(cluster, config.model_spec(), config.trainer_config(), name="trainer")
@@ -38,33 +41,43 @@ def train(config: RlhfConfig) -> None:
             critic = CriticWorker.group(
                 cluster, config.model_spec(), config.critic, "trainer/0", name="critic"
             ).launch()
+
+        def begin() -> None:
+            trainer.warm_up(config).result(None)
+            if critic is not None:
+                [version] = trainer.publish().result(None)
+                critic.load_weights(version).result(None)
+
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
         run.say("starting the workers")
-        trainer.warm_up(config).result(None)
-        if critic is not None:
-            [version] = trainer.publish().result(None)
-            critic.load_weights(version).result(None)
-
-        for step in planner.steps(run.steps(config.steps)):
-            [version] = trainer.publish().result(None)
-            rollout.load_weights(version).result(None)
-            for round in itertools.count():  # more than one where dynamic sampling wants them
-                prompts, samples, *scored = cluster.channels(step, *config.channels())
-                prompts.put_many(config.requests(task, step, round))
-                prompts.close()
-                stages = [rollout.generate(prompts, samples), reward.score(samples, scored[0])]
-                stages += [critic.estimate(*scored)] if critic is not None else []
-                *_, [judged], [report] = wait_all([*stages, trainer.train(scored[-1])])
-                if report.result is not None:
-                    break
-            metrics = report.result.metrics()
-            if critic is not None:
-                metrics |= judged.result.metrics()
-            if config.eval.every and step % config.eval.every == 0:
+        checkpoints = Checkpoints(
+            folder / "checkpoints", config.checkpoint, origin, lambda: described(config, run.plan)
+        )
+        learners = [trainer] if critic is None else [trainer, critic]
+        recovery = Recovery(cluster, learners, checkpoints, begin, run)
+        for attempt in planner.steps(recovery.steps(config.steps)):
+            with attempt as step:
                 [version] = trainer.publish().result(None)
                 rollout.load_weights(version).result(None)
-                metrics["eval_reward"] = evaluate(cluster, (rollout, reward), task, config, step)
-            run.record(step, metrics)
+                for round in itertools.count():  # more than one where dynamic sampling wants them
+                    prompts, samples, *scored = cluster.channels(step, *config.channels())
+                    prompts.put_many(config.requests(task, step, round))
+                    prompts.close()
+                    stages = [rollout.generate(prompts, samples), reward.score(samples, scored[0])]
+                    stages += [critic.estimate(*scored)] if critic is not None else []
+                    *_, [judged], [report] = wait_all([*stages, trainer.train(scored[-1])])
+                    if report.result is not None:
+                        break
+                metrics = report.result.metrics()
+                if critic is not None:
+                    metrics |= judged.result.metrics()
+                if config.eval.every and step % config.eval.every == 0:
+                    [version] = trainer.publish().result(None)
+                    rollout.load_weights(version).result(None)
+                    metrics["eval_reward"] = evaluate(
+                        cluster, (rollout, reward), task, config, step
+                    )
+                run.record(step, metrics)
         run.finish()
 
 

@@ -10,6 +10,7 @@ from rlinf.comm import CommConfig
 from rlinf.workers import ClusterConfig, PlanningConfig
 from rlinf.workers.algorithms.registry import ALGORITHMS
 from rlinf.workers.bounds import Count, Natural, NonNegative, Share
+from rlinf.workers.checkpoint import CheckpointConfig
 from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
@@ -97,6 +98,9 @@ class RlhfConfig:
         steps: Optimiser steps.
         seed: Of weights, prompts, demonstrations and sampling.
         folder: Where the run is written; runs/rlhf/<time> by default.
+        checkpoint: When checkpoints are written into it.
+        resume: true: go on with the run in `folder`, or else with the newest one; or the path of a
+            run folder, or of one checkpoint.
     """
 
     model: str = "tiny"
@@ -106,6 +110,8 @@ class RlhfConfig:
     steps: Count = 60
     seed: int = 0
     folder: Path | None = None
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    resume: bool | Path = False
     task: TaskConfig = field(default_factory=TaskConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlinf.workers.checkpoint import newest_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 MAIN = ROOT / "apps" / "rlhf" / "main.py"
 SHORT = ("steps=3", "sft.stop_at=0.15", "rollout.prompts=8", "rollout.samples=8")
@@ -238,20 +240,54 @@ def test_a_killed_rollout_worker_is_replaced_and_the_run_ends_well(
     assert job.left_behind() == []
 
 
+def outcomes(folder: Path) -> list[dict[str, float]]:
+    """The metrics without those that are times."""
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = run(f"folder={folder}", "launcher=inline", *SHORT, "steps=8")
+    assert done.returncode == 0, done.stderr
+    assert any(abs(line["loss"]) > 1e-4 for line in metrics(folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, undisturbed: Path) -> None:
+    """The same samples, so the same rewards, and the same losses to the last bit.
+
+    The first part had all its steps; the checkpoint at its end is damaged, so that the one before
+    it is gone on from.
+    """
+    part = (f"folder={tmp_path}", "launcher=inline", *SHORT, "checkpoint.every=2")
+    done = run(*part, "steps=5")
+    assert done.returncode == 0, done.stderr
+    assert outcomes(tmp_path) == outcomes(undisturbed)[:5]
+    (tmp_path / "checkpoints" / "step-000005" / "manifest.json").write_text("torn")
+    done = run(*part, "resume=true", "steps=8")
+    assert done.returncode == 0, done.stderr
+    assert "step-000005" in done.stderr and "config.steps 5 -> 8" in done.stderr
+    assert outcomes(tmp_path) == outcomes(undisturbed)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_killed_trainer_stops_the_run_with_the_cause_last(
-    tmp_path: Path, started: list[Started]
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_killed_trainer_goes_back_to_the_checkpoint_or_the_beginning(
+    tmp_path: Path, started: list[Started], undisturbed: Path, every: int
 ) -> None:
-    job = Started(tmp_path, "steps=1000", "sft.steps=5")
+    job = Started(tmp_path, *SHORT, "steps=8", f"checkpoint.every={every}")
     started.append(job)
-    job.wait_for_steps(3)
+    job.wait_for_steps(4)
     job.worker("trainer").kill()
-    code, _, err = job.end(60)
-    assert code == 1
-    last = err.strip().splitlines()[-1]
-    assert last.startswith("error: ") and "trainer/0" in last
-    assert "Traceback" not in err
+    code, _, err = job.end(200)
+    assert code == 0, err
+    assert f"went back to step {3 if every else 0}" in err or "to step 6" in err
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed), rel=1e-4, abs=1e-6)
+    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, 9))
     assert job.left_behind() == []
 
 
@@ -268,7 +304,10 @@ def test_one_interrupt_ends_after_the_step(
     code, _, err = job.end(60)
     assert code == 0, err
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert 3 <= summary["steps"] == len(metrics(tmp_path)) < 1000
+    steps = len(metrics(tmp_path))
+    assert 3 <= summary["steps"] == steps < 1000
+    newest = newest_checkpoint(tmp_path / "checkpoints")
+    assert newest is not None and newest.step == steps
     assert job.left_behind() == []
 
 

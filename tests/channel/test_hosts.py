@@ -145,7 +145,7 @@ def net() -> Iterator[Net]:
         net.remove()
 
 
-@pytest.mark.parametrize("server", ["a", "b", "c"])
+@pytest.mark.parametrize("server", ["a", pytest.param("b", marks=pytest.mark.slow), "c"])
 def test_payload_crosses_each_cable_once_at_most(net: Net, server: str) -> None:
     """Producer on a, consumer on b, the server on either or on a third host."""
     work = (str(ITEMS), str(ITEM_BYTES))

@@ -14,7 +14,7 @@ from rlinf.debug import Connection, ConnectionGraph, connection_graph, visualize
 @pytest.fixture
 def four():
     registry = MemoryRegistry()
-    tcp = CommConfig(backend_priority=("tcp",), connection_timeout_s=10.0)
+    tcp = CommConfig(backend_priority=("tcp",), connection_timeout_s=30.0)
     with (
         Endpoint("a/0", registry=registry, config=tcp) as a,
         Endpoint("b/0", registry=registry) as b,

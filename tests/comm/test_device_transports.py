@@ -56,7 +56,7 @@ def test_a_plugin_that_cannot_be_loaded_is_missing_with_its_reason():
 
 
 def config(name, **values):
-    return CommConfig(backend_priority=(name,), connection_timeout_s=10.0, **values)
+    return CommConfig(backend_priority=(name,), connection_timeout_s=30.0, **values)
 
 
 @pytest.fixture(params=[*FAKES, "gloo"])
@@ -172,6 +172,24 @@ def test_a_message_larger_than_allowed_is_refused(name):
         a.isend(torch.zeros(2 << 20, dtype=torch.uint8), "b/0")
         with pytest.raises(PeerLost, match="max_message_bytes"):
             asked.result()
+
+
+def test_a_carrier_that_fails_is_an_error_and_later_messages_go_through(monkeypatch):
+    """It ends its connection, with the reason; nobody waits for ever for its thread."""
+    from example_transports.fakes import FakeCommunicator
+
+    registry = MemoryRegistry()
+    with (
+        Endpoint("a/0", registry=registry, config=config("fake_nccl")) as a,
+        Endpoint("b/0", registry=registry, config=config("fake_nccl")) as b,
+    ):
+        with monkeypatch.context() as broken:
+            broken.setattr(FakeCommunicator, "receive", lambda self, nbytes: 1 / 0)
+            asked = b.irecv("a/0")
+            a.isend(torch.ones(1000), "b/0")
+            with pytest.raises(PeerLost, match="fake_nccl: division by zero"):
+                asked.result()
+        assert send((a, b), torch.ones(1000)).sum() == 1000
 
 
 def test_memory_is_flat_over_fifty_cycles_and_exports_meet_imports():

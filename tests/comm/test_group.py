@@ -23,7 +23,7 @@ from rlinf.comm.group import relays
 from rlinf.comm.testing import PeerProcess
 
 NAMES = ("test/0", "peer/0", "peer/1", "peer/2")
-PATIENT = CommConfig(connection_timeout_s=20.0)
+PATIENT = CommConfig(connection_timeout_s=60.0)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_relay_killed_in_the_middle_is_named(registry, me):
 @pytest.fixture
 def three():
     registry = MemoryRegistry()
-    config = CommConfig(connection_timeout_s=10.0)
+    config = CommConfig(connection_timeout_s=30.0)
     with (
         Endpoint("a/0", registry=registry, config=config) as a,
         Endpoint("b/0", registry=registry, config=config) as b,
@@ -255,3 +255,14 @@ def test_a_process_group_of_torch_for_named_workers(three):
             assert (tensor == 6).all()
     with pytest.raises(Timeout, match="nothing from b/0"):
         Group(three[0], MEMBERS[:2], name="alone").process_group(timeout=0.1)
+
+
+def test_groups_may_be_made_and_used_in_opposite_orders(three):
+    """Nobody waits for anybody to join: what a member has sent is there when another looks."""
+    a, b, _ = three
+    at_a = {name: Group(a, MEMBERS[:2], name=name) for name in "xyz"}
+    at_b = {name: Group(b, MEMBERS[:2], name=name) for name in "zyx"}
+    for name in "zyx":
+        at_b[name].gather(name, root="a/0")
+    for name in "xyz":
+        assert at_a[name].gather(None, root="a/0") == [None, name]

@@ -34,7 +34,7 @@ def written(folder, ca, cert):
     ca.cert_pem.write_to_path(paths[2])
     names = ("tls_cert", "tls_key", "tls_ca")
     files = dict(zip(names, map(str, paths), strict=True))
-    return CommConfig(**files, backend_priority=TCP, connection_timeout_s=5.0)
+    return CommConfig(**files, backend_priority=TCP, connection_timeout_s=30.0)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_an_expired_certificate_is_refused(pair_of, encrypted, ca, tmp_path):
 
 
 def test_a_plain_worker_does_not_reach_one_with_tls(pair_of, encrypted):
-    plain = CommConfig(connection_timeout_s=5.0)
+    plain = CommConfig(connection_timeout_s=30.0)
     a, _ = pair_of(plain, encrypted)
     a._in.manager.me = remote(a._in.manager.me)
     with pytest.raises(NoTransport, match=r"tcp \(w/1 does not listen on it"):
@@ -178,7 +178,7 @@ def test_a_registry_and_its_clients_over_tls(encrypted):
 def test_the_wrong_token_is_refused():
     with RegistryServer() as registry:
         client = RegistryClient(registry.address, b"x" * 32)
-        quick = CommConfig(connection_timeout_s=5.0)
+        quick = CommConfig(connection_timeout_s=30.0)
         with pytest.raises(AuthenticationError, match="token"):
             Endpoint("a/0", registry=client, config=quick)
 
@@ -199,7 +199,7 @@ class Unknown:
 
 
 def test_pickles_are_refused_at_both_ends_by_path(pair_of):
-    strict = CommConfig(allow_pickle=False, connection_timeout_s=5.0)
+    strict = CommConfig(allow_pickle=False, connection_timeout_s=30.0)
     a, b = pair_of(strict, CommConfig())
     with pytest.raises(CodecError, match=r"\$.items\[1\].*needs pickling, which is off") as caught:
         a.send({"items": [1, Unknown()]}, "w/1")
@@ -213,7 +213,7 @@ def test_pickles_are_refused_at_both_ends_by_path(pair_of):
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_a_message_over_the_limit_ends_the_connection_before_it_is_allocated(pair_of, transport):
-    large = CommConfig(backend_priority=(transport,), connection_timeout_s=5.0)
+    large = CommConfig(backend_priority=(transport,), connection_timeout_s=30.0)
     small = large.with_values({"max_message_bytes": 1 << 20})
     a, b = pair_of(large, small)
     a.send(b"x" * 1000, "w/1")

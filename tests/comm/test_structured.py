@@ -32,7 +32,7 @@ def round_trip(value, **kwargs):
 @pytest.fixture
 def pair():
     registry = MemoryRegistry()
-    config = CommConfig(connection_timeout_s=10.0)
+    config = CommConfig(connection_timeout_s=30.0)
     with (
         Endpoint("a/0", registry=registry, config=config) as a,
         Endpoint("b/0", registry=registry, config=config) as b,

@@ -63,6 +63,9 @@ def test_plan_explain_simulate_compare(tmp_path: Path, workflow: str):
         (("plan", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
         (("plan", "WORKFLOW", "--gpus", "0"), "--gpus must be positive"),
         (("simulate", "WORKFLOW", "--draw", "x.gif"), "know .png, .html, .json"),
+        (("simulate", "WORKFLOW", "--draw", "/nowhere/x.html"), "/nowhere/x.html: No such file"),
+        (("simulate", "WORKFLOW", "--jitter", "nan"), "must be a number of 0 or more"),
+        (("plan", "WORKFLOW", "--output", "."), "is a folder, cannot be written"),
     ],
 )
 def test_mistakes_end_with_a_message(workflow: str, arguments: tuple[str, ...], message: str):

@@ -6,6 +6,9 @@ import pytest
 from rlinf.sched import DeviationRule, GainRule, Observation, replay
 
 SEEDS = range(10)
+HELD_OUT = range(1000, 1010)
+"""For the gain rule, which was tuned on seeds from 100 on."""
+
 NOISE = 0.1
 TRACES = {
     "step x0.5": np.r_[np.ones(100), np.full(300, 0.5)],
@@ -56,7 +59,7 @@ LABORATORY = Laboratory()
 def excess(trace: str, rule: str) -> tuple[float, float]:
     """Mean excess in percent, and mean number of re-plans."""
     results = []
-    for seed in SEEDS:
+    for seed in HELD_OUT if rule == "gain" else SEEDS:
         rng = np.random.default_rng(seed)
         truth = [{"rollout": float(x)} for x in TRACES[trace]]
         seen = [
@@ -77,7 +80,7 @@ def excess(trace: str, rule: str) -> tuple[float, float]:
     [
         ("step x0.5", 0.59, 0.52, 0.29),
         ("step x1.8", 0.70, 0.67, 0.24),
-        ("ramp 1 to 2", 0.68, 0.62, 0.14),
+        ("ramp 1 to 2", 0.68, 0.62, 0.17),
         ("square +-25 %", 1.60, 0.82, 0.22),
         ("still", 0.01, 0.01, 0.01),
     ],

@@ -5,8 +5,11 @@ import threading
 
 import pytest
 
+from rlinf.channel import ServerLost
+from rlinf.comm import PeerLost
 from rlinf.sched import Placement
 from rlinf.workers import (
+    CallError,
     Cluster,
     ClusterClosed,
     ClusterConfig,
@@ -18,7 +21,7 @@ from rlinf.workers import (
     explain,
 )
 from rlinf.workers.devices import local_cores
-from rlinf.workers.errors import Aborted
+from rlinf.workers.errors import Aborted, is_consequence
 from rlinf.workers.testing import Scorer, launch, placements, run_step
 
 
@@ -76,6 +79,24 @@ def test_an_error_inside_the_context_goes_through_and_closes() -> None:
         Scorer.group(cluster).launch()
         raise KeyError("mine")
     assert not [t for t in threading.enumerate() if t.name.startswith(("scorer", "channel"))]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ServerLost("c", "channel/0", "get"), True),
+        (PeerLost("gone"), True),
+        (Aborted("given up"), True),
+        (StageError("raised", kind="ServerLost"), True),
+        (CallError("raised", kind="PeerLost"), True),
+        (CallError("raised", kind="WeightsUnknown"), True),
+        (StageError("raised", kind="ValueError"), False),
+        (WorkerDied("it died"), False),
+        (KeyError("x"), False),
+    ],
+)
+def test_what_may_come_from_another_ones_death(error: Exception, expected: bool) -> None:
+    assert is_consequence(error) is expected
 
 
 def test_the_screen_gets_the_first_cause_in_one_paragraph() -> None:

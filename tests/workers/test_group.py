@@ -91,6 +91,7 @@ def test_arguments_travel(cluster: Cluster, counters: Any) -> None:
 
 
 def test_a_job_can_be_looked_at_from_outside(cluster: Cluster, counters: Any) -> None:
+    counters.who().result(60)  # they have started
     channel = cluster.channel("seen")
     channel.put_many([b"a", b"b"])
     channel.flush()

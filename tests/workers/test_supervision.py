@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rlinf.workers.errors import StartError, WorkerDied
+from rlinf.workers.errors import StartError, StateLost, WorkerDied
 from rlinf.workers.supervision import (
     Answered,
     Command,
@@ -83,6 +83,61 @@ def test_a_worker_that_may_not_be_restarted_stops_the_job() -> None:
     assert "trainer/0 (process 4242) died: signal 9" in str(error)
     assert errors(core.step(Submit("rollout/0", 3), 4.0)) == {3: error}, "later calls fail at once"
     assert core.step(Died("rollout/0", 0, "x"), 4.0) == []
+
+
+def unit(restarts: int = 3) -> Supervision:
+    """Two ranks that hold a state together, each with a call under way, and one that holds none."""
+    core = Supervision(LIMITS)
+    for pid, worker in enumerate(("t/0", "t/1", "a/0"), start=100):
+        core.step(Join(worker, restarts, "t" if worker != "a/0" else ""), 0.0)
+        core.step(Started(worker, 0, pid), 1.0)
+        core.step(Submit(worker, pid), 1.0)
+    return core
+
+
+def test_those_that_hold_a_state_together_start_again_together() -> None:
+    core = unit()
+    commands = core.step(Died("t/1", 0, "killed"), 2.0)
+    lost = errors(commands)[100]
+    assert isinstance(lost, StateLost) and (lost.worker, lost.pid) == ("t/1", 101)
+    assert commands == [
+        Kill("t/1", 0, "killed"),
+        Fail(100, lost),
+        Kill("t/0", 0, "t/1 died"),
+        Fail(101, lost),
+        Launch("t/0", 1),
+        Launch("t/1", 1),
+    ]
+    assert core.step(Died("t/0", 0, "killed by us"), 2.1) == [], "one death, told of its mate too"
+    assert core.is_running("a/0"), "the others stay as they are"
+
+
+def test_a_call_to_one_that_lost_its_state_fails_until_it_is_restored() -> None:
+    core = unit()
+    core.step(Died("t/1", 0, "killed"), 2.0)
+    core.step(Started("t/0", 1, 200), 3.0)
+    assert isinstance(errors(core.step(Submit("t/0", 1), 3.1))[1], StateLost)
+    assert core.step(Submit("t/0", 2, restores=True), 3.2) == [Send("t/0", 1, 2)]
+    assert core.step(Submit("t/0", 3), 3.3) == [Send("t/0", 1, 3)]
+    assert errors(core.step(Submit("t/1", 4), 3.4)).keys() == {4}, "each rank for itself"
+    failed = errors(core.step(Died("t/0", 1, "again"), 4.0))
+    assert failed.keys() == {2, 3}, "a restoring call is not sent to the next one by itself"
+    assert errors(core.step(Submit("t/0", 5), 4.1)).keys() == {5}
+
+
+def test_what_needs_no_state_is_sent_to_the_next_one() -> None:
+    core = unit()
+    core.step(Submit("t/0", 1, stateless=True), 1.5)
+    assert errors(core.step(Died("t/1", 0, "killed"), 2.0)).keys() == {100, 101}
+    assert core.step(Submit("t/0", 2, stateless=True), 2.1) == []
+    assert core.step(Started("t/0", 1, 200), 3.0) == [Send("t/0", 1, 1), Send("t/0", 1, 2)]
+
+
+def test_one_that_holds_state_may_die_only_so_often_before_it_answers() -> None:
+    core = unit(restarts=1)
+    core.step(Died("t/1", 0, "x"), 2.0)
+    commands = core.step(Died("t/1", 1, "x"), 3.0)
+    assert isinstance(commands[-1], Stop) and "2 times in a row" in str(commands[-1].error)
 
 
 def test_restarts_are_counted_in_a_row() -> None:

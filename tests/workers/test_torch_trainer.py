@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from rlinf.workers.algorithms.losses import Clip, Normalisation
 from rlinf.workers.engines.models import ModelSpec, build_model
 from rlinf.workers.engines.optimiser import NonFiniteGradient, OptimiserConfig
+from rlinf.workers.engines.policy_batch import advantages_of
 from rlinf.workers.engines.torch_generate import TorchGenerate
 from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
 from rlinf.workers.errors import ConfigError
@@ -217,6 +218,40 @@ def test_staleness_is_the_distance_in_versions():
     for expected in range(3):
         assert trainer.accumulate(groups).staleness == expected
         trainer.finish_step()
+
+
+def test_samples_that_are_too_old_are_left_out_and_counted():
+    """By sample, not by group: each has the version that it began with."""
+    groups = [
+        ScoredGroup.of(
+            dataclasses.replace(s.group, versions=np.arange(4, dtype=np.int32)),
+            [Score(float(r)) for r in range(4)],
+        )
+        for s in scored_groups(tiny(), 2)
+    ]
+    trainer = TorchTrainer(tiny(), TrainerConfig(max_staleness=1))
+    first = summed(trainer, groups)
+    assert (first.stale, first.rows, first.staleness) == (0, 8, 0)
+    for version, stale in ((1, 0), (2, 2), (3, 4), (4, 6)):
+        parts = summed(trainer, groups)
+        assert (parts.stale, parts.dropped, parts.rows) == (stale, stale, 8 - stale), version
+        assert parts.staleness == version
+    assert summed(TorchTrainer(tiny()), groups).stale == 0
+
+
+def test_stale_samples_count_for_the_advantages_of_the_others():
+    group = scored_groups(tiny(), 1, n=4)[0].group
+    old = ScoredGroup.of(
+        dataclasses.replace(group, versions=np.array([-5, 0, 0, 0], np.int32)),
+        [Score(float(r)) for r in range(4)],
+    )
+    given = dataclasses.replace(
+        old, advantages=np.where([0, 1, 1, 1], advantages_of([old], "grpo")[0], 0)
+    )
+    config = TrainerConfig(max_staleness=2)
+    bounded, _ = stepped([old], config)
+    expected, _ = stepped([given], TrainerConfig())
+    assert distance(bounded, expected) == 0
 
 
 def test_only_the_last_layers_are_trained():

@@ -164,6 +164,58 @@ def test_a_fetch_that_failed_can_be_repeated(doors):
     assert receiver.fetch("trainer/0", 3).version == 4
 
 
+def test_publishing_and_fetching_again_is_as_once(doors):
+    trainer, rollout = doors
+    publisher, target = WeightPublisher(trainer), Target(weights())
+    receiver = WeightReceiver(rollout, target)
+    first = publisher.publish(weights(), 1)
+    assert publisher.publish(weights(), 1) is first
+    for _ in range(3):
+        assert receiver.fetch("trainer/0", 1).fingerprint == first.fingerprint
+    assert target.loaded == [sorted(weights()), [], []]
+
+
+class Breaks(Target):
+    """Fails in the middle of its first load, having changed a part."""
+
+    def load_state(self, state, version):
+        if not self.loaded:
+            self.loaded.append("broken")
+            self.tensors["embed"].copy_(state["embed"])
+            raise RuntimeError("out of memory")
+        super().load_state(state, version)
+
+
+def test_a_load_that_broke_off_is_made_good_by_the_next_fetch(doors):
+    """All tensors are sent then: nobody knows which of them were changed."""
+    trainer, rollout = doors
+    WeightPublisher(trainer).publish(weights(), 1)
+    target = Breaks(weights())
+    receiver = WeightReceiver(rollout, target)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        receiver.fetch("trainer/0", 1)
+    assert target.version == 0 and receiver.fingerprint == ""
+    receiver.fetch("trainer/0", 1)
+    assert target.version == 1 and same(target.state(), weights())
+    assert target.loaded == ["broken", sorted(weights())]
+
+
+def test_a_trainer_that_went_back_offers_its_older_weights(doors):
+    trainer, rollout = doors
+    publisher, target = WeightPublisher(trainer), Target(weights())
+    receiver = WeightReceiver(rollout, target)
+    publisher.publish(changed(weights(), "embed"), 12)
+    receiver.fetch("trainer/0", 12)
+    publisher.forget()
+    with pytest.raises(WeightsUnknown, match="published nothing"):
+        receiver.fetch("trainer/0")
+    assert target.version == 12
+    publisher.publish(weights(), 10)
+    assert receiver.fetch("trainer/0", 10).version == 10
+    assert target.version == 10 and same(target.state(), weights())
+    assert target.loaded[-1] == ["embed"]
+
+
 def test_a_rollout_in_another_precision_converts(doors):
     trainer, rollout = doors
     source = build_model(ModelSpec(vocab_size=11, seed=1))

@@ -14,7 +14,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -263,9 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS")
     parser.add_argument("--server", default="", help="worker that hosts the channels: channel/0")
     arguments = parser.parse_args(argv)
-    logging.getLogger("rlinf").setLevel(logging.CRITICAL)  # the picture says it
     try:
-        show(arguments, sys.stdout)
+        with _quiet():
+            show(arguments, sys.stdout)
     except NoJob as error:
         print(f"rlinf-monitor: {error}", file=sys.stderr)
         return 1
@@ -280,6 +281,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush to
     return 0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log nothing meanwhile: the picture says it."""
+    logger = logging.getLogger("rlinf")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _seconds(text: str) -> float:

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from rlinf.sched import gantt, trace
 from rlinf.sched.config import traced_environment
 from rlinf.sched.errors import SchedError
 from rlinf.sched.explanation import best_of_kind, explain, robust_plan
-from rlinf.sched.plan import Plan
+from rlinf.sched.plan import MOST_DEVICES, Plan
 from rlinf.sched.planner import search
 from rlinf.sched.simulation import Reality, simulate
 from rlinf.sched.workflow import Workflow
+
+INTERRUPTED = 130
+"""What a shell reports for a command that Ctrl-C ended."""
 
 SAVERS = {".png": gantt.save_png, ".html": gantt.save_html, ".json": gantt.save_chrome_trace}
 
@@ -24,23 +27,50 @@ SAVERS = {".png": gantt.save_png, ".html": gantt.save_html, ".json": gantt.save_
 def main(arguments: Sequence[str] | None = None) -> int:
     """``rlinf-sched``: returns 0, or 2 with a message on the error stream."""
     options = _sched_parser().parse_args(arguments)
-    try:
+
+    def run() -> int:
         data, text = _COMMANDS[options.command](options, _workflow(options))
-    except SchedError as problem:
-        print(f"rlinf-sched: {problem}", file=sys.stderr)
-        return 2
-    print(json.dumps(data, indent=2) if options.json else text)
-    return 0
+        print(json.dumps(data, indent=2) if options.json else text)
+        return 0
+
+    return _reported("rlinf-sched", run)
 
 
 def profiler_main(arguments: Sequence[str] | None = None) -> int:
     """``rlinf-profiler``: returns the traced command's own status, or 2 on an error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    command = (lambda: _report(given[1:])) if given[:1] == ["report"] else (lambda: _trace(given))
+    return _reported("rlinf-profiler", command)
+
+
+def _reported(program: str, run: Callable[[], int]) -> int:
+    """Run, and say in one line on the error stream what went wrong."""
     try:
-        return _report(given[1:]) if given[:1] == ["report"] else _trace(given)
+        return run()
     except SchedError as problem:
-        print(f"rlinf-profiler: {problem}", file=sys.stderr)
-        return 2
+        print(f"{program}: {problem}", file=sys.stderr)
+    except OSError as problem:
+        where = f"{problem.filename}: " if problem.filename else ""
+        print(f"{program}: {where}{problem.strerror or problem}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 2
+
+
+def _number(text: str) -> float:
+    """A finite number of 0 or more, for the argument parser."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, is {text}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, is {text}")
+    return value
 
 
 def _sched_parser() -> argparse.ArgumentParser:
@@ -59,12 +89,12 @@ def _sched_parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON")
         if name == "plan":
             command.add_argument("-o", "--output", help="save the plan here")
-            command.add_argument("--robust", type=float, metavar="NOISE", help="e.g. 0.1")
+            command.add_argument("--robust", type=_number, metavar="NOISE", help="e.g. 0.1")
         if name in ("simulate", "explain"):
             command.add_argument("--plan", help="this plan instead of the best")
         if name == "simulate":
-            command.add_argument("--jitter", type=float, default=0.03)
-            command.add_argument("--iterations", type=int, default=8)
+            command.add_argument("--jitter", type=_number, default=0.03)
+            command.add_argument("--iterations", type=_count, default=8)
             command.add_argument("--seed", type=int, default=0)
             command.add_argument("--draw", metavar="FILE", help=".png, .html or .json (trace)")
         if name == "compare":
@@ -76,8 +106,8 @@ def _workflow(options: argparse.Namespace) -> Workflow:
     workflow = Workflow.load(options.workflow)
     if options.gpus is None:
         return workflow
-    if options.gpus < 1:
-        raise SchedError(f"--gpus must be positive, is {options.gpus}")
+    if not 1 <= options.gpus <= MOST_DEVICES:
+        raise SchedError(f"--gpus must be positive, at most {MOST_DEVICES:,}, is {options.gpus}")
     return workflow.on(options.gpus)
 
 
@@ -113,6 +143,8 @@ def _plan(options: argparse.Namespace, workflow: Workflow) -> Answer:
 
 
 def _simulate(options: argparse.Namespace, workflow: Workflow) -> Answer:
+    if options.seed < 0:
+        raise SchedError(f"--seed must not be negative, is {options.seed}")
     plan = _chosen(options, workflow)
     result = simulate(
         plan,

@@ -20,7 +20,8 @@ class SearchConfig:
     """How hard to look for a plan.
 
     Attributes:
-        micro_batches: the numbers of micro-batches to try; empty: powers of two up to the batch.
+        micro_batches: the numbers of micro-batches to try; empty: powers of two up to the batch
+            and 65,536.
         front_limit: points kept in one front; above it the front is thinned and the plan
             carries a bound.
         tolerance: relative width of the cells used when a front is thinned.

@@ -84,11 +84,13 @@ class Node:
             self.fail(f"must be at least {minimum:g}, is {value:g}")
         return float(value)
 
-    def integer(self, minimum: int = 0) -> int:
-        """A whole number, at least ``minimum``."""
+    def integer(self, minimum: int = 0, maximum: int = 1 << 53) -> int:
+        """A whole number from ``minimum`` to ``maximum``."""
         value = self.number(minimum)
         if value != int(value):
             self.fail(f"expected a whole number, found {value:g}")
+        if value > maximum:
+            self.fail(f"must be at most {maximum:,}, is {value:g}")
         return int(value)
 
 
@@ -107,11 +109,17 @@ def load(path: str | Path, error: type[DocumentError]) -> Node:
     except OSError as problem:
         raise error("", f"cannot be read: {problem.strerror or problem}", source) from problem
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise error("", f"is neither YAML nor JSON: {problem}", source) from problem
+        reason = " ".join(str(problem).split())
+        raise error("", f"is neither YAML nor JSON: {reason}", source) from problem
 
 
 def save(data: PlainData, path: str | Path) -> None:
-    """Write plain data as YAML (as JSON where the name ends so), replacing the file at once."""
+    """Write plain data as YAML (as JSON where the name ends so), replacing the file at once.
+
+    Raises:
+        DocumentError: the path is a folder.
+        OSError: it cannot be written.
+    """
     target = Path(path)
     if target.suffix == ".json":
         import json
@@ -121,6 +129,8 @@ def save(data: PlainData, path: str | Path) -> None:
         import yaml
 
         text = yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=100)
+    if target.is_dir():
+        raise DocumentError("", "is a folder, cannot be written", str(path))
     partial = target.with_name(target.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(target)

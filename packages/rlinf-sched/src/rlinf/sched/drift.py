@@ -119,7 +119,7 @@ class GainRule:
     switch_s: float
     horizon: int = 50
     margin: float = 2.0
-    window: int = 12
+    window: int = 16
     dwell: int = 2
     patience: float = 40.0
     new: float = 0.05

@@ -110,7 +110,9 @@ def run_times(
 ) -> Sequence[tuple[Floats, Floats]]:
     """Devices and seconds of every way to run a component, for each number of micro-batches."""
     most = model.batch if model.chunkable(i) else 1
-    tried = {2**k for k in range(most.bit_length())} | {m for m in micro_batches if m <= most}
+    tried = {2**k for k in range(min(17, most.bit_length()))} | {
+        m for m in micro_batches if m <= most
+    }
     found = []
     for parts in sorted(tried):
         options = model.options(i, parts)

@@ -16,6 +16,9 @@ from rlinf.sched.tree import Leaf, Loop, Parallel, Spatial, Temporal, Tree, draw
 LISTED = 16
 """So many devices are listed by name in a document, more only counted where that says the same."""
 
+MOST_DEVICES = 1_000_000
+"""More than these are taken for a slip of the keyboard."""
+
 Kind = Literal["hybrid", "single", "spatial", "temporal"]
 DeviceNames = Sequence[str] | int
 """Names such as ``("core:0", "core:1")``, or a number, which stands for ``device:0`` and so on."""
@@ -191,9 +194,11 @@ def read_devices(node: Node) -> tuple[str, ...]:
     if isinstance(node.value, list):
         return device_names([item.text() for item in node.items()])
     if isinstance(node.value, Mapping):
-        counts = {kind: entry.integer(1) for kind, entry in node.entries().items()}
+        counts = {k: entry.integer(1, MOST_DEVICES) for k, entry in node.entries().items()}
+        if not counts:
+            node.fail("a plan needs at least one device")
         return tuple(f"{kind}:{i}" for kind, count in counts.items() for i in range(count))
-    return device_names(node.integer(1))
+    return device_names(node.integer(1, MOST_DEVICES))
 
 
 def temporal_plan(graph: FlowGraph, devices: DeviceNames, batch: int) -> Plan:

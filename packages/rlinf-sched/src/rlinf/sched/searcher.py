@@ -11,6 +11,7 @@ import numpy as np
 
 from rlinf.sched import algebra, compose
 from rlinf.sched.algebra import Labels
+from rlinf.sched.chain_bounds import ChainBounds
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel, bits
 from rlinf.sched.cuts import Cut, all_cuts, few_cuts
@@ -21,9 +22,6 @@ from rlinf.sched.pairing import in_turn, side_by_side
 from rlinf.sched.task import Task, wiring
 
 SLACK = 1 + 1e-9
-
-NEVER = 1 << 40
-"""More devices than there are."""
 
 FEW = 4
 """About so many numbers of micro-batches are tried with narrow fronts; half as many from MANY."""
@@ -37,6 +35,9 @@ ALL_CUTS = 5
 IN_TURN = 4
 """With narrow fronts and cuts along one order, most components of a group in turn within a
 pipeline."""
+
+FINEST = 1 << 16
+"""More micro-batches are not tried on our own account."""
 
 WORTH = 16
 """Fronts from so many rows on are also pruned by what their neighbours need."""
@@ -60,6 +61,7 @@ class Searcher:
         sizes: how many options of each component to look at at most; 0: all.
         narrow: keep few rows of each front; the bound then says nothing.
         packing: says which cuts of a large workflow are promising; None: those along one order.
+        bounds: what the rest of a chain costs at least; None: the workflow is no chain.
         bound: relative error which thinned fronts can have caused so far.
     """
 
@@ -69,20 +71,16 @@ class Searcher:
     sizes: int = 0
     narrow: bool = False
     packing: Packing | None = None
+    bounds: ChainBounds | None = None
     bound: float = 0.0
     _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
     _cuts: dict[int, Sequence[Cut]] = field(default_factory=dict)
-    _floors: list[float] = field(default_factory=list)
-    _quickest: list[float] = field(default_factory=list)
-    _least: dict[tuple[int, int], int] = field(default_factory=dict)
-    _ends: dict[tuple[int, int], float] = field(default_factory=dict)
-    _steps: dict[tuple[int, int], tuple[Counts, algebra.Floats]] = field(default_factory=dict)
 
     def best(self) -> Front:
         """The quickest plans of the whole workflow within all resources, at most one a use."""
         everything = (1 << len(self.model.names)) - 1
-        self._floors = self._lower_bounds(whole=False)
-        self._quickest = self._lower_bounds(whole=True)
+        if self.model.chain and len(self.model.machine.counts) == 1:
+            self.bounds = ChainBounds(self.model, tuple(self._micro_batches(everything)))
         return self.front(Task(everything, top=True))
 
     def front(self, task: Task, blocks: bool = False) -> Front:
@@ -280,7 +278,7 @@ class Searcher:
     def _micro_batches(self, members: int) -> Iterator[int]:
         batch = self.model.batch
         wanted = self.config.micro_batches or tuple(
-            2**k for k in range(1, batch.bit_length()) if 2**k <= batch
+            2**k for k in range(1, batch.bit_length()) if 2**k <= min(batch, FINEST)
         )
         least = 1 if self.model.switching else 2
         found = sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
@@ -314,83 +312,23 @@ class Searcher:
     def _is_root(self, task: Task) -> bool:
         return task.top and task.members == (1 << len(self.model.names)) - 1
 
-    # Bounds: on a chain every component lies on the only path, so each adds at least the time of
-    # one micro-batch to any plan.
-
-    def _lower_bounds(self, *, whole: bool) -> list[float]:
-        """Least seconds of each component for one micro-batch, or for the whole batch."""
-        model = self.model
-        if not model.chain:
-            return [0.0] * len(model.names)
-        tried = {1, *self._micro_batches(0)}
-        found = []
-        for i in range(len(model.names)):
-            times = [
-                float(model.options(i, parts).seconds.min(initial=np.inf)) * (parts if whole else 1)
-                for parts in (tried if whole else (1, max(tried)))
-            ]
-            least = min(times)
-            found.append(least if np.isfinite(least) else 0.0)
-        return found
-
-    def _floor(self, members: int) -> float:
-        return sum(f for i, f in enumerate(self._floors) if not members >> i & 1)
-
-    def _rest(self, task: Task) -> float:
-        """What the components outside add to any plan: all of the slowest where only turns are
-        taken with them, on either side, else one micro-batch each."""
-        if not task.top:
-            return self._floor(task.members)
-        inside = bits(task.members)
-        before, after = self._quickest[: inside[0]], self._quickest[inside[-1] + 1 :]
-        return max(before, default=0.0) + max(after, default=0.0)
+    # Pruning by the ceiling
 
     def _kept(self, front: Front, task: Task) -> Front:
         """Without the rows that lead to no plan below the ceiling."""
         self.bound = max(self.bound, front.bound)
         if not np.isfinite(self.ceiling) or not len(front) or task.beside:
             return front
-        end = front.labels.x()
-        if not self.model.chain:
-            return front.take(np.flatnonzero(end <= self.ceiling))
-        front = front.take(np.flatnonzero(end <= self.ceiling - self._rest(task)))
+        rest = self.bounds.rest(task) if self.bounds is not None else 0.0
+        front = front.take(np.flatnonzero(front.labels.x() <= self.ceiling - rest))
         alone = not task.takes and not task.gives
-        if alone or len(front) < WORTH or len(self.model.machine.counts) > 1:
+        if self.bounds is None or alone or len(front) < WORTH:
             return front
-        return front.take(np.flatnonzero(self._with_neighbours(front, task) <= self.ceiling))
-
-    def _with_neighbours(self, front: Front, task: Task) -> algebra.Floats:
-        """On a chain: least end of each row with the pipelined neighbours on the devices left."""
-        inside, parts, labels = bits(task.members), task.parts, front.labels
-        left = self.model.machine.counts[0] - front.used[:, 0]
-        ends = labels.x()
-        sides = []
-        if task.takes and inside[0] > 0:
-            sides.append((inside[0] - 1, labels.ie()))
-        if task.gives and inside[-1] + 1 < len(self.model.names) and labels.curve is None:
-            sides.append((inside[-1] + 1, labels.so()))
-        for i, (first, period) in sides:
-            one = self._quickest_on(i, parts, left)
-            entry = self.model.own_profile(i)
-            fill = 0.0 if entry is not None and entry.uneven else one
-            piped = first + np.maximum(fill + (parts - 1) * period, parts * one)
-            in_one = first + (parts - 1) * period + self._quickest_on(i, 1, left)
-            others = self._floor(task.members | 1 << i)
-            ends = np.maximum(ends, np.minimum(piped, in_one) + others)
-        return ends
-
-    def _quickest_on(self, i: int, parts: int, devices: Counts) -> algebra.Floats:
-        """Seconds of one part of component ``i`` on at most so many devices."""
-        key = (i, parts)
-        if key not in self._steps:
-            options = self.model.options(i, parts)
-            seconds = np.concatenate([[np.inf], options.seconds])
-            self._steps[key] = np.ascontiguousarray(options.used[:, 0]), seconds
-        used, seconds = self._steps[key]
-        return np.asarray(seconds[used.searchsorted(devices, side="right")])
+        least = self.bounds.with_neighbours(front, task)
+        return front.take(np.flatnonzero(least <= self.ceiling))
 
     def _affordable(self, front: Front, task: Task) -> Front:
-        if front.used.shape[1] > 1 or not np.isfinite(self.ceiling) or not self.model.chain:
+        if self.bounds is None or not np.isfinite(self.ceiling):
             return front
         front = self._kept(front, task)
         most = self._budget(task)[0]
@@ -399,51 +337,17 @@ class Searcher:
     def _budget(self, task: Task) -> Counts:
         """Resources the set can take beside the neighbours its pipeline needs."""
         counts = self.model.machine.counts
-        if not self.model.chain or len(counts) > 1 or not np.isfinite(self.ceiling):
+        if self.bounds is None or not np.isfinite(self.ceiling):
             return counts
-        inside = bits(task.members)
-        reserved = 0
-        if task.takes and inside[0] > 0:
-            reserved += self._least_size(inside[0] - 1, task.parts)
-        if task.gives and inside[-1] + 1 < len(self.model.names):
-            reserved += self._least_size(inside[-1] + 1, task.parts)
-        return counts - reserved
+        return counts - self.bounds.reserved(task, self.ceiling)
 
     def _promising(self, task: Task, cut: Cut) -> bool:
-        """On a chain: both ends of the cut's edge can stay below the ceiling side by side."""
-        model, parts = self.model, task.parts
-        if not model.chain or len(model.machine.counts) > 1 or not np.isfinite(self.ceiling):
+        """Both ends of the cut's edge can stay below the ceiling side by side."""
+        if self.bounds is None or not np.isfinite(self.ceiling):
             return True
-        left, right = cut.first.bit_length() - 1, (cut.second & -cut.second).bit_length() - 1
-        key = (left, parts)
-        if key not in self._ends:
-            least = np.inf
-            for p in (parts, 1):
-                # Either works in parts, or on the whole batch as half of a group in turn.
-                options = model.options(left, p)
-                one, rest = options.seconds * p, model.machine.counts[0] - options.used[:, 0]
-                piped = self._quickest_on(right, parts, rest) * parts
-                in_one = self._quickest_on(right, 1, rest)
-                both = np.maximum(one, piped) if p > 1 else one + piped
-                least = min(least, np.minimum(both, one + in_one).min(initial=np.inf))
-            self._ends[key] = least
-        beside = self._floor(~task.members | 1 << left | 1 << right)
-        return self._ends[key] + beside + self._rest(task) <= self.ceiling
-
-    def _least_size(self, i: int, parts: int) -> int:
-        """The fewest devices on which a pipelined component stays below the ceiling."""
-        key = (i, parts)
-        if len(self.model.machine.counts) > 1:
-            return 0
-        if key not in self._least:
-            limit = self.ceiling - self._floor(1 << i)
-            least = []
-            for p in (parts, 1):
-                options = self.model.options(i, p)
-                enough = np.flatnonzero(options.seconds * p <= limit)
-                least += [int(options.used[enough[0], 0])] if len(enough) else []
-            self._least[key] = min(least, default=NEVER)
-        return self._least[key]
+        left = cut.first.bit_length() - 1
+        others = self.bounds.floor(task.members & ~(3 << left)) + self.bounds.rest(task)
+        return self.bounds.side_by_side(left, task.parts) + others <= self.ceiling
 
 
 def _quickest(front: Front, *, each: bool) -> Front:

@@ -98,11 +98,14 @@ def rounds_of(times: Sequence[float], rounds: int, parts: int) -> float:
     return max(where)
 
 
-def every_plan(problem: Problem) -> Iterator[Tree]:
+def every_plan(problem: Problem, *, prefixes: bool = False) -> Iterator[Tree]:
     """Every plan tree: every down-set cut, split of devices, and number of micro-batches.
 
     Inside a pipelined segment each component works in its micro-batches; of two parts in turn
     either may stand outside the segment, and then has the whole batch at once.
+
+    Args:
+        prefixes: cut only along one topological order, as the published planner does.
     """
     names = problem.graph.order()
     index = {name: i for i, name in enumerate(names)}
@@ -115,7 +118,7 @@ def every_plan(problem: Problem) -> Iterator[Tree]:
             (i,) = members
             return tuple(Leaf(names[i], n, segment) for n in sizes[i] if n <= devices)
         found: list[Tree] = []
-        for first, second in _cuts(members, edges):
+        for first, second in _prefixes(members) if prefixes else _cuts(members, edges):
             edge = any(a in first and b in second for a, b in edges)
             for one, two in {(1, 1), (1, segment), (segment, 1), (segment, segment)}:
                 found += [
@@ -141,10 +144,10 @@ def every_plan(problem: Problem) -> Iterator[Tree]:
     yield from plans(frozenset(range(len(names))), problem.devices, 1)
 
 
-def brute_force(problem: Problem) -> tuple[float, Tree | None]:
-    """The quickest of all plans; infinite where there is none."""
+def brute_force(problem: Problem, *, prefixes: bool = False) -> tuple[float, Tree | None]:
+    """The quickest of all plans, or of those :func:`every_plan` limits; infinite where none is."""
     best: tuple[float, Tree | None] = (math.inf, None)
-    for tree in every_plan(problem):
+    for tree in every_plan(problem, prefixes=prefixes):
         seconds = run_micro_batches(problem, tree)
         if seconds < best[0]:
             best = seconds, tree
@@ -193,3 +196,9 @@ def _cuts(
         second = members - first
         if not any(a in second and b in first for a, b in edges):
             yield first, second
+
+
+def _prefixes(members: frozenset[int]) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+    ordered = sorted(members)
+    for count in range(1, len(ordered)):
+        yield frozenset(ordered[:count]), frozenset(ordered[count:])

@@ -129,6 +129,8 @@ def read(node: Node) -> Workflow:
     """A workflow from a document."""
     fields = node.fields(("batch", "components"), TOP)
     entries = fields["components"].entries()
+    if not entries:
+        fields["components"].fail("a workflow needs at least one component")
     rounds = (
         {name: count.integer(1) for name, count in fields["rounds"].entries().items()}
         if "rounds" in fields
@@ -144,6 +146,10 @@ def read(node: Node) -> Workflow:
     nodes = tuple(_read_component(n, e) for n, e in entries.items() if "+" not in n)
     graph = _read_graph(nodes, fields, node)
     _check(graph, profile, node)
+    cycles = ["+".join(cycle) for cycle in graph.cycles()]
+    for name, entry in fields["rounds"].entries().items() if "rounds" in fields else ():
+        if name not in cycles:
+            entry.fail(f"no such cycle; cycles: {', '.join(cycles) or 'none'}")
     return Workflow(
         graph,
         profile,

@@ -64,8 +64,9 @@ class WorkerBase:
     """What a worker has and may override; `Worker` adds how a group of it is made."""
 
     restarts: ClassVar[int | None] = None
-    """How often a dead worker is restarted with no call done in between. 0: its state cannot be
-    rebuilt, its death stops the job. None: the cluster decides; 0 where a stage has a `finish`."""
+    """How often a dead worker is restarted with no call done in between. 0: its death stops the
+    job. None: the cluster decides. One that holds state (a stage has a `finish`, or there is a
+    method `restore`) comes back without it: see `StateLost`."""
     host_only: ClassVar[bool] = False
     """It needs no device of a plan (scoring by rule, calling tools): it works beside the others, on
     what is there, and plans leave it out."""

@@ -18,16 +18,18 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rlinf.channel import Channel, ChannelBusy, ChannelConfig, ChannelError, announce
+from rlinf.channel import Channel, ChannelBusy, ChannelClosed, ChannelConfig, ChannelError, announce
+from rlinf.channel import Timeout as ChannelTimeout
 from rlinf.comm import CommConfig, CommError, Endpoint, Handle
+from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.sched import Placement
 from rlinf.workers.bounds import Natural, NonNegative, Positive
 from rlinf.workers.controller import Controller
 from rlinf.workers.devices import check_local, device_names, local_cores
-from rlinf.workers.errors import ClusterClosed, ConfigError, WorkerError
+from rlinf.workers.errors import ClusterClosed, ConfigError, WorkerError, is_consequence
 from rlinf.workers.launch.base import Launcher
 from rlinf.workers.launch.inline import InlineLauncher
-from rlinf.workers.messages import CONTROLLER, Flow
+from rlinf.workers.messages import CONTROLLER, Call, Flow
 from rlinf.workers.records import RecordSink, StageReport
 from rlinf.workers.server import CHANNELS, ServerProgram
 from rlinf.workers.supervision import Limits, WorkerStatistics
@@ -119,6 +121,7 @@ class Cluster:
         self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._channels: dict[str, tuple[int, Channel]] = {}
+        self._failed: dict[str, Channel] = {}
         self._running: dict[int, set[int]] = {}
         self._sinks: list[RecordSink] = []
         self._settlers = ThreadPoolExecutor(1, thread_name_prefix="rlinf-settle")
@@ -160,11 +163,20 @@ class Cluster:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        if error is not None and is_consequence(error):
+            self._await_verdict()
         failure = self.controller.failure
         self.close()
-        consequence = isinstance(error, WorkerError | ChannelError | CommError)
-        if failure is not None and consequence and error is not failure:
+        foreseen = isinstance(error, WorkerError | ChannelError | CommError)
+        if failure is not None and foreseen and error is not failure:
             raise failure from error
+
+    def _await_verdict(self) -> None:
+        """Wait until it is known whether the channel server lives."""
+        probe = Call(self.controller.number(), "probe")
+        asked = self.controller.submit(CHANNELS, probe, f"a sign of life of {CHANNELS}")
+        with contextlib.suppress(WorkerError, CommTimeout):
+            asked.result(2 * self.config.silence_s)
 
     def close(self) -> None:
         """End every worker and process, and give everything back. May be called again."""
@@ -184,9 +196,10 @@ class Cluster:
         """Create the channels of one iteration; `step` orders the stages that share devices.
 
         A channel is closed when every rank of the stage that writes to it is done, and deleted
-        when every rank of the stage that reads from it is. Those of an iteration that failed stay
-        until the cluster is closed; asking for the same step again gives new, empty ones.
+        when every rank of the stage that reads from it is. Those of an iteration that failed are
+        emptied; asking for the same step again gives new ones.
         """
+        self._submit(self._discard)
         made = tuple(self.channel(self._fresh(f"{name}.{step}"), config) for name in names)
         with self._lock:
             self._channels.update((channel.ref.name, (step, channel)) for channel in made)
@@ -237,11 +250,14 @@ class Cluster:
         self, flow: Flow, numbers: Sequence[int], outcome: Sequence[StageReport] | BaseException
     ) -> Handle[None] | None:
         """After a stage call: close its output and forget its input, or give up its iteration."""
+        step = flow.iteration
         with self._lock:
-            running = self._running.pop(flow.iteration, set()).difference(numbers)
+            running = self._running.pop(step, set()).difference(numbers)
             if running and not isinstance(outcome, BaseException):
-                self._running[flow.iteration] = running
+                self._running[step] = running
         if isinstance(outcome, BaseException):
+            with self._lock:
+                self._failed |= {n: c for n, (at, c) in self._channels.items() if at == step}
             for number in (*numbers, *running):
                 self.controller.abort(number, str(outcome))
             return None
@@ -271,6 +287,28 @@ class Cluster:
                 self._channels[flow.input.name] = (flow.iteration, channel)
         except (ChannelError, CommError) as error:
             log.debug("channel %s was not deleted: %s", flow.input.name, error)
+
+    def _discard(self) -> None:
+        """Empty and forget the channels of iterations that failed.
+
+        What a worker still holds it gives back once it has noticed; the next call gets that.
+        """
+        with self._lock:
+            failed = dict(self._failed)
+        for name, channel in failed.items():
+            try:
+                channel.close()
+                with contextlib.suppress(ChannelClosed):
+                    while True:
+                        channel.get(timeout=0)
+                channel.delete()
+            except (ChannelTimeout, ChannelBusy):
+                continue
+            except (ChannelError, CommError) as error:
+                log.debug("channel %s was not deleted: %s", name, error)
+            with self._lock:
+                self._failed.pop(name)
+                self._channels.pop(name, None)
 
     def _submit(self, function: Callable[..., None], *args: object) -> bool:
         """Have it run away from the dispatching thread; False once the cluster is being closed."""

@@ -189,8 +189,11 @@ def _convert(hint: Any, value: object, path: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
-        hint = next(a for a in typing.get_args(hint) if a is not type(None))
-        return _convert(hint, value, path)
+        *others, last = (a for a in typing.get_args(hint) if a is not type(None))
+        for other in others:
+            with contextlib.suppress(ConfigError):
+                return _convert(other, value, path)
+        return _convert(last, value, path)
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), typing.cast(Mapping[str, Any], value), path)
     if origin is tuple:

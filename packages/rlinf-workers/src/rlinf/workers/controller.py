@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 Factory = Callable[[int], Program]
 """Makes the program of a worker's incarnation."""
+RESTORE = "restore"
+"""The method that gives a worker its state, after which it takes other calls again."""
 LAST_WORDS_S = 5.0
 """How long to wait for the launcher's account of a death before making do with our own."""
 
@@ -92,11 +94,11 @@ class Controller:
         with self._lock:
             return self._core.statistics()
 
-    def join(self, worker: str, restarts: int, factory: Factory) -> None:
-        """Start a worker and look after it from now on. Returns at once."""
+    def join(self, worker: str, restarts: int, factory: Factory, unit: str = "") -> None:
+        """Start a worker and look after it from now on; see `supervision.Join`. Returns at once."""
         limit = self._core.limits.start_s
         self._seats[worker] = _Seat(factory, Handle(f"start of {worker}", timeout_s=limit))
-        self._step(sv.Join(worker, restarts))
+        self._step(sv.Join(worker, restarts, unit))
 
     def started(self, worker: str) -> Handle[None]:
         """Done once the worker has started for the first time; fails with the job's failure."""
@@ -112,7 +114,8 @@ class Controller:
         if self._closed.is_set():
             self._fail(call.number, ClusterClosed(f"{what}: the cluster is closed"))
         else:
-            self._step(sv.Submit(worker, call.number))
+            restores = isinstance(call, Call) and call.method == RESTORE
+            self._step(sv.Submit(worker, call.number, restores, isinstance(call, Move)))
         return handle
 
     def number(self) -> int:

@@ -11,6 +11,9 @@
     │   └── StageError        it was a stage: its iteration cannot be completed
     ├── Aborted               the call was given up because another one of its iteration failed
     ├── WorkerDied            a worker ended for good and the job with it
+    ├── StateLost             a worker was started again without what it held: go back and repeat
+    ├── CheckpointFailed      a checkpoint cannot be written
+    ├── CheckpointTorn        a checkpoint cannot be read: it is damaged, or was never finished
     └── ClusterClosed         the cluster was closed while the call was under way
 
 An error is rebuilt from `type(error)(error.message, **error.attributes)`, which is how it travels
@@ -20,19 +23,36 @@ from a worker to its caller (and pickles).
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
+from rlinf.channel import ChannelError
+from rlinf.channel import errors as channel_errors
+from rlinf.comm import CommError
+from rlinf.comm import errors as comm_errors
+
 __all__ = [
     "Aborted",
     "CallError",
+    "CheckpointFailed",
+    "CheckpointTorn",
     "ClusterClosed",
     "ConfigError",
     "InfeasiblePlacement",
     "MethodUnknown",
     "StageError",
     "StartError",
+    "StateLost",
     "WorkerDied",
     "WorkerError",
     "explain",
+    "is_consequence",
 ]
+
+LOSSES = {
+    name
+    for module, base in ((comm_errors, CommError), (channel_errors, ChannelError))
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, base)
+} | {"WeightsUnknown"}
+"""What a method may raise because another process is gone, or came back with nothing to give."""
 
 
 class WorkerError(Exception):
@@ -126,8 +146,39 @@ class WorkerDied(WorkerError):
     pid: int | None
 
 
+class StateLost(WorkerError):
+    """A worker ended and was started again, but what it held can come from a checkpoint only.
+
+    `cause` and `pid` are those of the death. Until its `restore` is called the worker fails every
+    call with this error. `rlinf.workers.recovery` goes back to a checkpoint and repeats.
+    """
+
+    FIELDS = ("cause", "pid", "worker")
+    worker: str | None
+    cause: str | None
+    pid: int | None
+
+
+class CheckpointFailed(WorkerError):
+    """A checkpoint cannot be written; those before it are as they were."""
+
+
+class CheckpointTorn(WorkerError):
+    """A checkpoint is not what was written, or was never finished."""
+
+
 class ClusterClosed(WorkerError):
     """The cluster was closed before the call was done."""
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether it may only tell that another process is gone, which is the cause to look for.
+
+    Whoever needs a dead one may notice before supervision does.
+    """
+    if isinstance(error, CallError):
+        return error.kind in LOSSES
+    return isinstance(error, CommError | ChannelError | Aborted)
 
 
 def explain(error: BaseException) -> str:

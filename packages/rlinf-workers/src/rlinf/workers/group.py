@@ -23,7 +23,7 @@ from rlinf.workers.devices import rank_places
 from rlinf.workers.errors import Aborted, MethodUnknown
 from rlinf.workers.messages import Call, Flow, Move
 from rlinf.workers.process import WorkerProgram
-from rlinf.workers.stages import public_methods, stages
+from rlinf.workers.stages import holds_state, public_methods, stages
 
 __all__ = ["Group", "Method", "WorkerGroup", "wait_all"]
 
@@ -45,10 +45,7 @@ class Group(Generic[W]):
         self._name = name or self._cls.__name__.lower()
         self._count = count
         chosen = self._cls.restarts if restarts is None else restarts
-        if chosen is None:
-            gathers = any(mark.finish for mark in stages(self._cls).values())
-            chosen = 0 if gathers else self._cluster.config.restarts
-        self._restarts = chosen
+        self._restarts = self._cluster.config.restarts if chosen is None else chosen
         return self
 
     def launch(self, place: Placement | Plan | None = None) -> "WorkerGroup":
@@ -94,7 +91,8 @@ class Group(Generic[W]):
                 comm=self._cluster.comm,
             )
 
-        self._cluster.controller.join(id, self._restarts, program)
+        unit = self._name if holds_state(self._cls) else ""
+        self._cluster.controller.join(id, self._restarts, program, unit)
 
 
 class WorkerGroup:

@@ -10,10 +10,14 @@ trainer to the rollouts as `rlinf.workers.weights` says: a version with a finger
 both sides.
 """
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from rlinf.workers.checkpoint import SavedFile, seal
+from rlinf.workers.random_state import load_random_state, random_state
 from rlinf.workers.roles import (
     CriticStats,
     GenerationRequest,
@@ -27,9 +31,9 @@ from rlinf.workers.worker import Worker
 
 if TYPE_CHECKING:
     from rlinf.workers.engines.models import ModelSpec
-    from rlinf.workers.engines.torch_critic import CriticConfig
+    from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
     from rlinf.workers.engines.torch_generate import GenerateConfig
-    from rlinf.workers.engines.torch_trainer import TrainerConfig
+    from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
     from rlinf.workers.roles import RewardEngine
 
 __all__ = ["CriticWorker", "RewardWorker", "RolloutWorker", "TrainerWorker"]
@@ -53,6 +57,10 @@ class RolloutWorker(Worker):
     @stage
     def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[int, Group]]:
         """One group a request, in the order of completion."""
+        if not self._receiver.fingerprint:
+            from rlinf.workers.weights import WeightsUnknown
+
+            raise WeightsUnknown(f"{self.id} has no weights yet: call load_weights first")
         index = {request.uid: place for place, request in enumerate(requests)}
         for group in self._engine.generate(requests):
             yield index[group.uid], group
@@ -62,10 +70,13 @@ class RolloutWorker(Worker):
         return self._receiver.fetch(self._trainer, version).fingerprint
 
     def recovered(self) -> None:
-        """Serve the trainer's current weights, however busy the trainer is."""
+        """Serve the trainer's current weights, however busy the trainer is.
+
+        A trainer that was itself started again has none to give until it is restored.
+        """
         from rlinf.workers.weights import WeightsUnknown
 
-        with suppress(WeightsUnknown):  # none yet: the dead one had none either
+        with contextlib.suppress(WeightsUnknown):
             self._receiver.fetch(self._trainer)
 
     def onload(self) -> None:
@@ -103,17 +114,79 @@ class RewardWorker(Worker):
         return item.token_count if isinstance(item, ScoredGroup) else 0
 
 
-class CriticWorker(Worker):
+class _Learner(Worker):
+    """A worker whose engine has state that checkpoints hold.
+
+    Its files there are `<group>-<rank>.safetensors` and `<group>-<rank>.json`.
+    """
+
+    _engine: Any
+
+    def _begin(self) -> None:
+        """Make the engine as it is at first."""
+        raise NotImplementedError
+
+    def save(self, folder: str) -> list[SavedFile]:
+        """Write what decides the steps to come into `folder`, and bring it to the disk."""
+        from rlinf.workers.shards import save_tensors, whole
+
+        tensors, numbers = self._engine.save()
+        stem = f"{folder}/{self.id.group}-{self.rank}"
+        arrays, rest = Path(f"{stem}.safetensors"), Path(f"{stem}.json")
+        save_tensors(arrays, whole(tensors))
+        rest.write_text(json.dumps({"numbers": numbers, "random": random_state()}))
+        return [seal(arrays), seal(rest)]
+
+    def restore(self, folder: str | None) -> None:
+        """Become what the group was when it was saved there; None: what it was constructed as.
+
+        The number of ranks may have changed: those that are new keep their own random state.
+        """
+        from rlinf.workers.shards import load_tensors
+
+        if folder is None:
+            self._begin()
+            return
+        group, here = self.id.group, Path(folder)
+        own = here / f"{group}-{self.rank}.json"
+        read = json.loads((own if own.exists() else here / f"{group}-0.json").read_text())
+        self._engine.restore(load_tensors(here.glob(f"{group}-*.safetensors")), read["numbers"])
+        if own.exists():
+            load_random_state(read["random"])
+
+    def onload(self) -> None:
+        """See `Worker`."""
+        self._engine.onload()
+
+    def offload(self) -> None:
+        """See `Worker`."""
+        self._engine.offload()
+
+    def resident_bytes(self) -> int:
+        """See `Worker`."""
+        return int(self._engine.resident_bytes())
+
+    def count_tokens(self, item: object) -> int:
+        """See `Worker`."""
+        return item.token_count if isinstance(item, ScoredGroup) else 0
+
+
+class CriticWorker(_Learner):
     """Gives scored groups the advantages of their tokens, and learns values."""
 
+    _engine: "TorchCritic"
+
     def __init__(self, model: "ModelSpec", config: "CriticConfig", trainer: str) -> None:
+        self._model, self._config, self._trainer = model, config, trainer
+        self._begin()
+
+    def _begin(self) -> None:
         from rlinf.workers.engines.models import build_model
         from rlinf.workers.engines.torch_critic import TorchCritic
         from rlinf.workers.weights import WeightReceiver
 
-        self._engine = TorchCritic(build_model(model, weights=False), config)
+        self._engine = TorchCritic(build_model(self._model, weights=False), self._config)
         self._receiver = WeightReceiver(self.endpoint, self._engine)
-        self._trainer = trainer
 
     @stage(finish="finish_step")
     def estimate(self, groups: list[ScoredGroup]) -> list[ScoredGroup]:
@@ -128,33 +201,29 @@ class CriticWorker(Worker):
         """Begin from the trainer's weights of this version; returns their fingerprint."""
         return self._receiver.fetch(self._trainer, version).fingerprint
 
-    def onload(self) -> None:
-        """See `Worker`."""
-        self._engine.onload()
 
-    def offload(self) -> None:
-        """See `Worker`."""
-        self._engine.offload()
-
-    def resident_bytes(self) -> int:
-        """See `Worker`."""
-        return self._engine.resident_bytes()
-
-    def count_tokens(self, item: object) -> int:
-        """See `Worker`."""
-        return item.token_count if isinstance(item, ScoredGroup) else 0
-
-
-class TrainerWorker(Worker):
+class TrainerWorker(_Learner):
     """Learns from scored groups and publishes what it has learnt."""
 
+    _engine: "TorchTrainer"
+
     def __init__(self, model: "ModelSpec", config: "TrainerConfig") -> None:
-        from rlinf.workers.engines.models import build_model
-        from rlinf.workers.engines.torch_trainer import TorchTrainer
         from rlinf.workers.weights import WeightPublisher
 
-        self._engine = TorchTrainer(build_model(model), config)
+        self._model, self._config = model, config
         self._publisher = WeightPublisher(self.endpoint)
+        self._begin()
+
+    def restore(self, folder: str | None) -> None:
+        """See `_Learner`; what was published before counts no more."""
+        self._publisher.forget()
+        super().restore(folder)
+
+    def _begin(self) -> None:
+        from rlinf.workers.engines.models import build_model
+        from rlinf.workers.engines.torch_trainer import TorchTrainer
+
+        self._engine = TorchTrainer(build_model(self._model), self._config)
 
     @stage(finish="finish_step")
     def train(self, groups: list[ScoredGroup]) -> PartialStats:
@@ -168,19 +237,3 @@ class TrainerWorker(Worker):
     def publish(self) -> int:
         """Offer the weights as they are now to every rollout; returns their version."""
         return self._publisher.publish(self._engine.state(), self._engine.version).version
-
-    def onload(self) -> None:
-        """See `Worker`."""
-        self._engine.onload()
-
-    def offload(self) -> None:
-        """See `Worker`."""
-        self._engine.offload()
-
-    def resident_bytes(self) -> int:
-        """See `Worker`."""
-        return self._engine.resident_bytes()
-
-    def count_tokens(self, item: object) -> int:
-        """See `Worker`."""
-        return item.token_count if isinstance(item, ScoredGroup) else 0

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from rlinf.sched import Placement, Plan
@@ -20,6 +21,7 @@ from rlinf.workers.course import Choice, Decision, PlanningConfig, course
 from rlinf.workers.group import gather
 from rlinf.workers.planning import Iteration
 from rlinf.workers.records import ChunkRecord
+from rlinf.workers.recovery import Attempt
 
 __all__ = ["FlowPlanner"]
 
@@ -59,7 +61,8 @@ class FlowPlanner:
     def steps(self, steps: Iterable[T]) -> Iterator[T]:
         """Pass the steps on; between two of them, decide and move.
 
-        All groups must have been launched. A step's iteration lasts until the next is asked for.
+        All groups must have been launched. A step's iteration lasts until the next is asked for;
+        that of an `Attempt` which failed does not count.
 
         Raises:
             ConfigError: A saved plan is for other groups.
@@ -74,6 +77,9 @@ class FlowPlanner:
             began = time.monotonic()
             yield step
             seconds = time.monotonic() - began
+            if isinstance(step, Attempt) and step.failed:
+                decision = replace(decision, placements=None)  # it tells nothing of the plan
+                continue
             decision = decisions.send(self._iteration(seconds, moved_s))
         if decision.plan is not None:  # what the last iteration has shown is of use to the next run
             self._watch(decision)

@@ -4,23 +4,83 @@ Exit codes: 0 the run ended well (also after one Ctrl-C), 1 it failed, 2 the con
 used, 130 it was interrupted at once (a second Ctrl-C).
 """
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlinf.channel.errors import ChannelError
 from rlinf.comm.errors import CommError
+from rlinf.sched import Plan
 from rlinf.sched.errors import SchedError
+from rlinf.workers.checkpoint import Checkpoint, newest_checkpoint
 from rlinf.workers.config import Choices, keys, load
 from rlinf.workers.errors import ConfigError, WorkerError
 
-__all__ = ["main_guard"]
+__all__ = ["described", "main_guard", "run_folder"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+CHECKPOINTS = "checkpoints"
+"""The folder in a run's folder."""
 EXPECTED = (WorkerError, ChannelError, CommError, SchedError)
+
+
+def run_folder(
+    app: str, folder: Path | None, resume: bool | Path
+) -> tuple[Path, Checkpoint | None]:
+    """Where a run is written, and the checkpoint it goes on from; None: it begins.
+
+    Args:
+        folder: Where it is to be written; by default `runs/<app>/<time>`, or where the run that is
+            resumed is.
+        resume: A run folder or one checkpoint's; True: `folder`, or else the newest run below
+            `runs/<app>`. One that has no complete checkpoint yet begins, and the log says so.
+
+    Raises:
+        ConfigError: There is nothing to resume, or there is and nobody asked for it.
+    """
+    default = Path("runs") / app
+    if resume is False:
+        chosen = folder or default / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        found = newest_checkpoint(chosen / CHECKPOINTS)
+        if found is not None:
+            raise ConfigError(
+                f"folder={chosen} holds a run of {found.step} steps: resume=true goes on with it; "
+                "for another run give another folder"
+            )
+        return chosen, None
+    source = folder or max(default.glob("*/"), default=None) if resume is True else Path(resume)
+    if source is None or not source.is_dir():
+        raise ConfigError(f"resume={resume}: there is no folder {source or default}")
+    if source.parent.name == CHECKPOINTS:
+        return folder or source.parent.parent, Checkpoint.load(source)
+    origin = newest_checkpoint(source / CHECKPOINTS)
+    if origin is None:
+        log.warning("%s has no complete checkpoint: the run begins", source)
+    else:
+        log.info("going on after step %d from %s", origin.step, origin.folder)
+    return folder or source, origin
+
+
+def described(config: object, plan: Plan | None) -> dict[str, Any]:
+    """What a run is, as JSON has it, to be noted in its checkpoints. `config` is a dataclass.
+
+    Where it is written and what it was resumed from are left out: they are not what it is.
+    """
+    what = {"config": asdict(config)}  # type: ignore[call-overload]
+    if plan is not None:
+        what["plan"] = plan.to_dict()
+    plain: dict[str, Any] = json.loads(json.dumps(what, default=str))
+    for key in ("folder", "resume"):
+        plain["config"].pop(key, None)
+    return plain
 
 
 def main_guard(

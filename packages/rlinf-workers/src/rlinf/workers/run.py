@@ -13,9 +13,8 @@ Needs the `run` extra: rich, matplotlib and tensorboard, imported only when a ru
 import json
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -25,6 +24,8 @@ import psutil
 from rlinf.workers.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from rlinf.sched import Plan
     from rlinf.workers.course import Decision
 
@@ -43,7 +44,8 @@ class Summary:
     tokens_per_s: float
     """Generated tokens over the seconds of all steps."""
     seconds: float
-    """From the opening of the run to its end, starting the workers and a warm-up included."""
+    """From the opening of the run to its end, starting the workers and a warm-up included; of a run
+    that was resumed, since then."""
     plan: str
     """The kind of the last plan: temporal, spatial, hybrid or single."""
     peak_rss_bytes: int
@@ -54,16 +56,23 @@ class Summary:
 class Run:
     """Records the steps of one run into `folder` and shows them as a progress bar.
 
-    `with Run(folder) as run: for step in run.steps(n): ...; run.record(step, {...})`.
-    `record` needs the metrics `reward`, `tokens` and `staleness`; it takes any further number.
-    Inside the context Ctrl-C lets the current step be the last one; a second Ctrl-C raises
-    `KeyboardInterrupt` at once. Not thread-safe: the main thread drives a run.
+    A `Journal` of `rlinf.workers.recovery`. `record` needs the metrics `reward`, `tokens` and
+    `staleness`; it takes any further number. Inside the context Ctrl-C lets the current step be the
+    last one; a second Ctrl-C raises `KeyboardInterrupt` at once. Not thread-safe: the main thread
+    drives a run.
+
+    Args:
+        folder: Where it is written; metrics of a run that was there before count until `go_back`.
+        show: Whether there is a progress bar.
     """
 
     def __init__(self, folder: Path, *, show: bool = True) -> None:
+        self._lines: list[dict[str, float]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._metrics = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+            self._metrics = (folder / "metrics.jsonl").open("a+", encoding="utf-8")
+            self._metrics.seek(0)
+            self._lines = _complete_lines(self._metrics.read())
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}") from error
         from rich.progress import (
@@ -73,13 +82,10 @@ class Run:
             TextColumn,
             TimeElapsedColumn,
         )
-        from torch.utils.tensorboard import SummaryWriter
 
         self.folder = folder
         self._plan: Plan | None = None
-        self._board = SummaryWriter(str(folder))
-        self._rewards: list[float] = []
-        self._tokens = self._step_seconds = 0.0
+        self._board: SummaryWriter | None = None
         self._peak_rss_bytes = 0
         self._started = self._step_started = time.monotonic()
         self._stepping = self._stopping = False
@@ -92,11 +98,6 @@ class Run:
         )
         self._progress = Progress(*columns, disable=not show)
         self._task = self._progress.add_task("steps", shown="")
-
-    @staticmethod
-    def default_folder(app: str) -> Path:
-        """`runs/<app>/<time, to the second>`, relative to where the program was started."""
-        return Path("runs") / app / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
     def __enter__(self) -> Self:
         self._previous_handler = signal.signal(signal.SIGINT, self._interrupted)
@@ -112,7 +113,8 @@ class Run:
         signal.signal(signal.SIGINT, self._previous_handler)
         self._progress.stop()
         self._metrics.close()
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
 
     def _interrupted(self, *_: object) -> None:
         if self._stopping or not self._stepping:
@@ -120,15 +122,37 @@ class Run:
         self._stopping = True
         self._progress.console.print("finishing this step; Ctrl-C again stops at once")
 
-    def steps(self, count: int) -> Iterator[int]:
-        """Yield 1 .. count, ending early after Ctrl-C."""
+    @property
+    def plan(self) -> "Plan | None":
+        """The plan that is followed; None before there is one."""
+        return self._plan
+
+    @property
+    def stopping(self) -> bool:
+        """Ctrl-C was pressed: the step under way is the last one."""
+        return self._stopping
+
+    def begin(self, steps: int) -> None:
+        """There will be so many steps; until then Ctrl-C ends the program at once."""
+        self._progress.update(self._task, total=steps)
+
+    def begin_step(self) -> None:
+        """The time of a step counts from here."""
         self._stepping = True
-        self._progress.update(self._task, total=count)
-        for step in range(1, count + 1):
-            self._step_started = time.monotonic()
-            yield step
-            if self._stopping:
-                return
+        self._step_started = time.monotonic()
+
+    def go_back(self, step: int) -> None:
+        """Forget the metrics of all steps after this one, here and in the files."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self._board is not None:
+            self._board.close()
+        self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
+        self._lines = [line for line in self._lines if line["step"] <= step]
+        self._metrics.truncate(0)
+        self._metrics.writelines(json.dumps(line) + "\n" for line in self._lines)
+        self._metrics.flush()
+        self._progress.update(self._task, completed=step)
 
     def say(self, text: str) -> None:
         """Show what is being done where the progress of the steps will be."""
@@ -148,35 +172,39 @@ class Run:
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a finished step everywhere."""
         seconds = time.monotonic() - self._step_started
+        assert self._board is not None, "go_back says where the run begins"
         line = {"step": step, "seconds": seconds, **metrics}
+        self._lines.append(line)
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        self._rewards.append(metrics["reward"])
-        self._tokens += metrics["tokens"]
-        self._step_seconds += seconds
         self._peak_rss_bytes = max(self._peak_rss_bytes, _resident_bytes())
         shown = (
-            f"reward {_mean(self._rewards[-SMOOTHED_STEPS:]):.3f}"
+            f"reward {_mean(self._rewards()[-SMOOTHED_STEPS:]):.3f}"
             f"  {metrics['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
             f"  staleness {metrics['staleness']:.0f}"
         )
         self._progress.update(self._task, completed=step, shown=shown)
 
+    def _rewards(self) -> list[float]:
+        return [line["reward"] for line in self._lines]
+
     def finish(self) -> Summary:
         """Draw the curve and write the summary."""
         seconds = time.monotonic() - self._started
+        rewards = self._rewards()
+        stepping = sum(line["seconds"] for line in self._lines)
         summary = Summary(
-            steps=len(self._rewards),
-            reward_first=_mean(self._rewards[:SMOOTHED_STEPS]),
-            reward_last=_mean(self._rewards[-SMOOTHED_STEPS:]),
-            tokens_per_s=self._tokens / max(self._step_seconds, 1e-9),
+            steps=len(rewards),
+            reward_first=_mean(rewards[:SMOOTHED_STEPS]),
+            reward_last=_mean(rewards[-SMOOTHED_STEPS:]),
+            tokens_per_s=sum(line["tokens"] for line in self._lines) / max(stepping, 1e-9),
             seconds=seconds,
             plan=self._plan.kind if self._plan else "",
             peak_rss_bytes=self._peak_rss_bytes,
         )
-        _draw(self._rewards, self.folder / "curve.png")
+        _draw(rewards, self.folder / "curve.png")
         (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
         return summary
 
@@ -192,6 +220,17 @@ def report(decision: "Decision") -> str:
     ]
     explanation = explain(decision.workflow, decision.plan).text()
     return "\n".join([f"plan: {decision.because}", *tried, explanation])
+
+
+def _complete_lines(text: str) -> list[dict[str, float]]:
+    """What can be read of a file of metrics; its last line may be torn."""
+    lines = []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
 
 
 def _mean(values: list[float]) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-__all__ = ["Stage", "public_methods", "stage", "stages"]
+__all__ = ["Stage", "holds_state", "public_methods", "stage", "stages"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__rlinf_stage__"
@@ -45,8 +45,8 @@ def stage(function: F | None = None, *, finish: str = "") -> F | Callable[[F], F
 
     Args:
         function: The method.
-        finish: Name of a method without arguments to call after the last chunk. The stage is then
-            taken to gather state over its chunks, which a restart cannot bring back.
+        finish: Name of a method without arguments to call after the last chunk. The worker is then
+            taken to hold state, which a restart alone does not bring back.
     """
     if function is None:
         return lambda real: _mark(real, finish)
@@ -72,6 +72,11 @@ def stages(cls: type) -> dict[str, Stage]:
             )
         found[name] = mark
     return found
+
+
+def holds_state(cls: type) -> bool:
+    """Whether a death loses what only a checkpoint can bring back (`rlinf.workers.recovery`)."""
+    return hasattr(cls, "restore") or any(mark.finish for mark in stages(cls).values())
 
 
 def public_methods(cls: type) -> tuple[str, ...]:

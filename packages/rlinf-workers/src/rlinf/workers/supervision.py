@@ -5,6 +5,9 @@ it, and is sent again to the next incarnation if its worker dies before that. So
 restartable worker is carried out at least once, and the results of exactly one run are returned;
 what a stage had committed before is not leased again.
 
+A worker that holds state belongs to a unit (`Join.unit`): with one of them all ranks of the unit
+start again, and their calls fail with `StateLost`, also later ones, until one says `restores`.
+
 Incarnations are counted 0, 1, 2 ... a worker; an event about an older one is ignored. `now` is in
 seconds on the caller's monotonic clock.
 """
@@ -12,7 +15,7 @@ seconds on the caller's monotonic clock.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rlinf.workers.errors import StartError, WorkerDied, WorkerError
+from rlinf.workers.errors import StartError, StateLost, WorkerDied, WorkerError
 
 __all__ = [
     "Answered",
@@ -58,18 +61,27 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A worker belongs to the job from now on and may be restarted so many times in a row."""
+    """A worker belongs to the job from now on and may be restarted so many times in a row.
+
+    `unit`: the workers that hold a state together and lose it together; empty: it holds none.
+    """
 
     worker: str
     restarts: int
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Somebody calls the worker; `call` is a number used once."""
+    """Somebody calls the worker; `call` is a number used once.
+
+    `restores`: it brings state back. `stateless`: it is carried out whether state was lost or not.
+    """
 
     worker: str
     call: int
+    restores: bool = False
+    stateless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +224,9 @@ class _Member:
 
     restarts: int
     since: float
+    unit: str = ""
+    lost: StateLost | None = None
+    """Its state is gone and nobody has begun to bring it back."""
     incarnation: int = 0
     pid: int | None = None
     running: bool = False
@@ -219,8 +234,8 @@ class _Member:
     """In a row: a call that is done sets it back."""
     heard: float = 0.0
     pinged: bool = False
-    calls: dict[int, None] = field(default_factory=dict)
-    """Not yet answered, in order of submission."""
+    calls: dict[int, bool] = field(default_factory=dict)
+    """Not yet answered, in order of submission, and whether each is `stateless`."""
 
 
 class Supervision:
@@ -258,11 +273,17 @@ class Supervision:
         if isinstance(event, Tick):
             yield from self._tick(now)
         elif isinstance(event, Join):
-            self._members[event.worker] = _Member(restarts=event.restarts, since=now)
+            member = _Member(restarts=event.restarts, since=now, unit=event.unit)
+            self._members[event.worker] = member
             yield Launch(event.worker, 0)
         elif isinstance(event, Submit):
             member = self._members[event.worker]
-            member.calls[event.call] = None
+            if event.restores:
+                member.lost = None
+            if member.lost is not None and not event.stateless:
+                yield Fail(event.call, member.lost)
+                return
+            member.calls[event.call] = event.stateless
             if member.running:
                 yield Send(event.worker, member.incarnation, event.call)
         elif isinstance(event, Forget):
@@ -294,9 +315,18 @@ class Supervision:
             yield from self._stop(_died(event, member))
             return
         member.deaths += 1
-        member.incarnation += 1
-        member.running, member.since, member.pid = False, now, None
-        yield Launch(event.worker, member.incarnation, event.cause)
+        unit = {event.worker: member}
+        if member.unit:
+            lost = _lost(event, member)
+            unit = {w: m for w, m in self._members.items() if m.unit == member.unit}
+            for worker, mate in unit.items():
+                yield from _lose(mate, lost)
+                if mate is not member:
+                    yield Kill(worker, mate.incarnation, f"{event.worker} died")
+        for worker, mate in unit.items():
+            mate.incarnation += 1
+            mate.running, mate.since, mate.pid = False, now, None
+            yield Launch(worker, mate.incarnation, event.cause)
 
     def _stop(self, error: WorkerError) -> Iterator[Command]:
         self._stopped = error
@@ -336,6 +366,22 @@ def _answer(event: Answered, member: _Member, now: float) -> Iterator[Command]:
     if event.call in member.calls:
         del member.calls[event.call]
         yield Release(event.call)
+
+
+def _lose(member: _Member, lost: StateLost) -> Iterator[Command]:
+    member.lost = lost
+    for call in [call for call, stateless in member.calls.items() if not stateless]:
+        del member.calls[call]
+        yield Fail(call, lost)
+
+
+def _lost(event: Died, member: _Member) -> StateLost:
+    process = f" (process {member.pid})" if member.pid else ""
+    text = (
+        f"worker {event.worker}{process} died: {event.cause}. It was started again without what it "
+        "held: go back to a checkpoint and repeat what came after it"
+    )
+    return StateLost(text, worker=event.worker, cause=event.cause, pid=member.pid)
 
 
 def _died(event: Died, member: _Member) -> WorkerError:

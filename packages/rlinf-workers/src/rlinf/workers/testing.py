@@ -1,16 +1,20 @@
 """A small program to try launchers, plans and failures with: sample -> score -> learn.
 
 Plain numpy, deterministic: the outcome of a step depends on its prompts and on the model alone,
-whatever is restarted, chunked or placed. `Fault` makes a chosen worker fail at a chosen item.
+whatever is restarted, chunked, placed or repeated. `Fault` makes a chosen worker fail at a chosen
+moment; no clock is involved.
 """
 
 import atexit
 import ctypes
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +22,15 @@ import numpy.typing as npt
 
 from rlinf.comm import Request
 from rlinf.sched import FlowGraph, Placement, temporal_plan
+from rlinf.workers.base import WorkerBase
+from rlinf.workers.checkpoint import Checkpoints, SavedFile, seal
 from rlinf.workers.cluster import Cluster
 from rlinf.workers.devices import local_cores
 from rlinf.workers.group import WorkerGroup, wait_all
 from rlinf.workers.launch.base import Launcher
+from rlinf.workers.messages import CONTROLLER
 from rlinf.workers.records import StageReport
+from rlinf.workers.recovery import Recovery
 from rlinf.workers.worker import Worker, stage
 
 __all__ = [
@@ -32,9 +40,12 @@ __all__ = [
     "Sampler",
     "Scorer",
     "launch",
+    "misbehave",
     "placements",
     "prompts",
     "run_step",
+    "run_steps",
+    "serve_strikes",
     "shared_ray",
 ]
 
@@ -59,34 +70,102 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Fail when item `number` comes, in this incarnation only (None: in each).
+    """Fail when it comes to that, in this incarnation only (None: in each).
 
     Attributes:
         kind: raise, exit (sys.exit), kill (SIGKILL), stop (SIGSTOP) or crash (reads address 0).
+        number: Of the item (busy), or of the time that the moment comes, from 1.
+        moment: busy: the item is worked on; sync: weights are fetched or given; onload: the devices
+            were just granted.
+        victim: Another one is to fail at the moment of this worker: whoever serves "strike" at the
+            controller is asked to see to it.
     """
 
     kind: str
     number: int
     incarnation: int | None = 0
+    moment: str = "busy"
+    victim: str = ""
 
-    def strike(self, number: int, incarnation: int) -> None:
+    def strike(self, worker: WorkerBase, moment: str, number: int) -> None:
         """Fail, if it is time."""
-        if number != self.number or self.incarnation not in (None, incarnation):
+        here = (moment, number) == (self.moment, self.number)
+        if not here or self.incarnation not in (None, worker.context.incarnation):
             return
-        if self.kind == "raise":
-            raise ValueError(f"item {number} is bad")
-        if self.kind == "exit":
-            sys.exit(3)
-        if self.kind == "crash":
-            ctypes.string_at(0)
-        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.kind])
+        if self.victim:
+            worker.endpoint.call("strike", self, to=CONTROLLER).result()
+        else:
+            misbehave(self.kind)
 
 
-class Sampler(Worker):
+def misbehave(kind: str) -> None:
+    """Fail in this way, here and now; see `Fault.kind`."""
+    if kind == "raise":
+        raise ValueError("this is bad")
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "crash":
+        ctypes.string_at(0)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
+
+
+def serve_strikes(cluster: Cluster) -> Callable[[Fault], None]:
+    """Carry out, from the controller, what faults have in mind for their victims; also directly.
+
+    Victims are "group/rank", the channel server by its name, or "controller": this process. Those
+    are struck by signals; where a process runs no code of the program, SIGINT (KeyboardInterrupt)
+    stands for an exception and SIGTERM for an exit.
+    """
+    signals = {
+        "kill": signal.SIGKILL,
+        "stop": signal.SIGSTOP,
+        "raise": signal.SIGINT,
+        "exit": signal.SIGTERM,
+    }
+
+    def strike(fault: Fault) -> None:
+        pids = {s.worker: s.pid for s in cluster.statistics()} | {"controller": os.getpid()}
+        pid = pids[fault.victim]
+        assert pid is not None, f"{fault.victim} is just being started"
+        os.kill(pid, signals[fault.kind])
+
+    def answer(request: Request) -> None:
+        strike(request.payload)
+        request.reply(None)
+
+    cluster.endpoint.serve("strike", answer)
+    return strike
+
+
+class Fallible(Worker):
+    """A worker that fails when its fault says so."""
+
+    fault: Fault | None = None
+    moments: Counter[str]
+
+    def reach(self, moment: str, number: int | None = None) -> None:
+        """It has come to this moment, of which there was `number`, or one more than before."""
+        if number is None:
+            self.moments[moment] += 1
+            number = self.moments[moment]
+        if self.fault is not None:
+            self.fault.strike(self, moment, number)
+
+    def onload(self) -> None:
+        """A moment of its own."""
+        self.reach("onload")
+
+    def misbehave(self, kind: str) -> None:
+        """Fail while nothing else is to be done."""
+        if self.context.incarnation == 0:
+            misbehave(kind)
+
+
+class Sampler(Fallible):
     """A streaming stage: yields the samples of a chunk in another order than it got the prompts."""
 
     def __init__(self, learner: str, fault: Fault | None = None) -> None:
-        self.learner, self.fault = learner, fault
+        self.learner, self.fault, self.moments = learner, fault, Counter()
         self.weights = np.zeros(WIDTH)
 
     def recovered(self) -> None:
@@ -95,6 +174,7 @@ class Sampler(Worker):
 
     def load(self) -> None:
         """Fetch the learner's weights, from its dispatching thread."""
+        self.reach("sync")
         self.weights = np.array(self.endpoint.call("weights", None, to=self.learner).result())
 
     @stage
@@ -102,24 +182,22 @@ class Sampler(Worker):
         """Prompts in, samples out, last one first."""
         for index in reversed(range(len(prompts))):
             number = prompts[index]
-            if self.fault is not None:
-                self.fault.strike(number, self.context.incarnation)
+            self.reach("busy", number)
             draws = np.random.default_rng(number).normal(size=WIDTH)
             yield index, Sample(number, draws + self.weights)
 
 
-class Scorer(Worker):
+class Scorer(Fallible):
     """A chunk stage without state."""
 
     def __init__(self, fault: Fault | None = None) -> None:
-        self.fault = fault
+        self.fault, self.moments = fault, Counter()
 
     @stage
     def score(self, samples: list[Sample]) -> list[Sample]:
         """The reward is the nearness of the values to 1."""
-        if self.fault is not None:
-            for sample in samples:
-                self.fault.strike(sample.number, self.context.incarnation)
+        for sample in samples:
+            self.reach("busy", sample.number)
         return [
             Sample(s.number, s.values, -float(np.square(s.values - 1.0).mean())) for s in samples
         ]
@@ -129,29 +207,45 @@ class Scorer(Worker):
         return os.getpid()
 
 
-class Learner(Worker):
-    """A stage that gathers over its chunks and steps at the end; it cannot be restarted."""
+class Learner(Fallible):
+    """A stage that gathers over its chunks and steps at the end. Its state comes from checkpoints.
+
+    `trained` is a part of it: the numbers of all samples that its weights have learnt from.
+    """
 
     def __init__(self, fault: Fault | None = None) -> None:
-        self.fault = fault
-        self.weights = np.zeros(WIDTH)
-        self.seen: dict[int, Sample] = {}
-        self.loads = 0
+        self.fault, self.moments = fault, Counter()
+        self.restore(None)
         self.endpoint.serve("weights", self._serve)
 
     def _serve(self, request: Request) -> None:
+        self.reach("sync")
         request.reply(self.weights)
 
-    def onload(self) -> None:
-        """Counts how often the device was taken."""
-        self.loads += 1
+    def save(self, folder: str) -> list[SavedFile]:
+        """Weights and what they have learnt from."""
+        path = Path(folder) / f"{self.id.group}-{self.rank}.json"
+        path.write_text(json.dumps({"weights": self.weights.tolist(), "trained": self.trained}))
+        return [seal(path)]
+
+    def restore(self, folder: str | None) -> None:
+        """Become what was saved there; None: as constructed."""
+        state = {"weights": [0.0] * WIDTH, "trained": []}
+        if folder is not None:
+            state = json.loads((Path(folder) / f"{self.id.group}-{self.rank}.json").read_text())
+        self.weights = np.array(state["weights"])
+        self.trained = [int(number) for number in state["trained"]]
+        self.seen: dict[int, Sample] = {}
+
+    def history(self) -> list[int]:
+        """The numbers of all samples that the weights have learnt from, ascending."""
+        return sorted(self.trained)
 
     @stage(finish="step")
     def learn(self, samples: list[Sample]) -> int:
         """Gather; how many there were."""
         for sample in samples:
-            if self.fault is not None:
-                self.fault.strike(sample.number, self.context.incarnation)
+            self.reach("busy", sample.number)
             if sample.number in self.seen:
                 raise ValueError(f"sample {sample.number} came twice")
             self.seen[sample.number] = sample
@@ -161,6 +255,7 @@ class Learner(Worker):
         """Move towards the mean of the samples; says which there were and their mean reward."""
         seen = [self.seen[number] for number in sorted(self.seen)]
         self.seen.clear()
+        self.trained += [sample.number for sample in seen]
         gradient = np.mean([1.0 - sample.values for sample in seen], axis=0)
         self.weights = self.weights + 0.5 * gradient
         reward = float(np.mean([sample.reward for sample in seen]))
@@ -221,7 +316,7 @@ def run_step(
     The outcome of the step is the `result` of the last report.
     """
     sampler, scorer, learner = groups
-    sampler.load()
+    sampler.load().result(60)
     asked, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
     asked.put_many(prompts(step, count))
     asked.close()
@@ -234,3 +329,23 @@ def run_step(
         timeout=60,
     )
     return [ranks[0] for ranks in reports]
+
+
+def run_steps(
+    cluster: Cluster,
+    groups: Sequence[WorkerGroup],
+    checkpoints: Checkpoints,
+    steps: int,
+    before: Callable[[int], None] = lambda step: None,
+) -> list[Any]:
+    """So many steps with checkpoints and recovery; the outcome of each, and last the history.
+
+    `before` is called before each attempt at a step.
+    """
+    outcomes: dict[int, Any] = {}
+    for attempt in Recovery(cluster, groups[2:], checkpoints).steps(steps):
+        with attempt as step:
+            before(step)
+            outcomes[step] = run_step(cluster, groups, step)[-1].result
+    [history] = groups[2].history().result(60)
+    return [*(outcomes[step] for step in sorted(outcomes)), history]

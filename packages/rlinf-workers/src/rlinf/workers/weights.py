@@ -129,6 +129,11 @@ class WeightPublisher:
             self._latest = latest
         return latest
 
+    def forget(self) -> None:
+        """Offer nothing until the next `publish`: the trainer has gone back to older weights."""
+        with self._lock:
+            self._latest = None
+
     def _snapshot(
         self, state: Mapping[str, Tensor], marks: Mapping[str, str], last: Published | None
     ) -> Mapping[str, Tensor]:

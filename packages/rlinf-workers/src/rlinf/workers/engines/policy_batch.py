@@ -142,16 +142,20 @@ def _over_the_batch(groups: Sequence[ScoredGroup], kind: AdvantageKind) -> list[
 
 
 def train_rows(
-    group: ScoredGroup, advantages: FloatArray, *, all_rows: bool = False
+    group: ScoredGroup,
+    advantages: FloatArray,
+    *,
+    skip: npt.NDArray[np.bool_],
+    all_rows: bool = False,
 ) -> TrainRows | None:
     """The rows of a group to train on; None when there is none.
 
-    A row without a token to train on is not worth a forward pass; nor, except with `all_rows` (a
-    KL penalty moves them too), is one whose advantages are 0.
+    None of `skip`, bool [n]. A row without a token to train on is not worth a forward pass; nor,
+    except with `all_rows` (a KL penalty moves them too), is one whose advantages are 0.
     """
     inner = group.group
     wide = advantages[:, None] if advantages.ndim == 1 else advantages
-    kept = np.flatnonzero(group.learnable.any(1) & (all_rows | (wide != 0).any(1)))
+    kept = np.flatnonzero(~skip & group.learnable.any(1) & (all_rows | (wide != 0).any(1)))
     if not len(kept):
         return None
     reference = group.reference_logprobs

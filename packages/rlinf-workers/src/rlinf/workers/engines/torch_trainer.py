@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ from rlinf.workers.bounds import Count, Natural, NonNegative, Positive
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.models import quick_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
-from rlinf.workers.engines.parameters import move, nbytes, state_of
+from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
 from rlinf.workers.engines.policy_batch import (
     MicroBatch,
     TrainRows,
@@ -75,6 +76,9 @@ class TrainerConfig:
             other precision; needs `old_logprobs=trainer`. None: no weights.
         kl_coefficient: Weight of the KL penalty; groups then need `reference_logprobs`.
         kl_kind: Which estimate of it.
+        max_staleness: Samples whose weights were more versions behind when they began are not
+            trained on, and are counted as `stale`; None: all are. Their rewards still count for the
+            advantages of their group.
         trainable_layers: Train only the last so many layers; 0: everything.
         autocast: Compute in bfloat16 where torch deems it safe and the device is quick at it;
             parameters stay as they are.
@@ -97,6 +101,7 @@ class TrainerConfig:
     importance_cap: Positive | None = None
     kl_coefficient: NonNegative = 0.0
     kl_kind: KlKind = "k2"
+    max_staleness: Natural | None = None
     trainable_layers: Natural = 0
     autocast: bool = False
     min_batch_tokens: Natural = 1024
@@ -189,6 +194,12 @@ class TorchTrainer:
         dynamic = self._config.dynamic
         return dynamic is None or not dynamic.wants_more(self._parts.informative, self._rounds)
 
+    def _stale(self, group: ScoredGroup) -> npt.NDArray[np.bool_]:
+        """Which samples are too old to be trained on, bool [n]."""
+        behind = self._version - group.group.versions
+        limit = self._config.max_staleness
+        return np.asarray(np.zeros(len(behind), bool) if limit is None else behind > limit)
+
     def finish_step(self) -> StepStats:
         """Divide the gradient by the step's weight, clip it, step, and begin the next step.
 
@@ -231,6 +242,33 @@ class TorchTrainer:
         self._supervised.step(float(tokens))
         return total / tokens
 
+    def save(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """What decides the steps to come: tensors (not copies) and numbers, each by name.
+
+        Raises `ValueError` in the middle of a policy step.
+        """
+        if self._parts != PartialStats() or self._held:
+            raise ValueError("finish the policy step before saving")
+        model = {f"model.{name}": tensor for name, tensor in self.state().items()}
+        moments = self._optimiser.state(list(self._trainable))
+        tensors = model | {f"optimiser.{name}": tensor for name, tensor in moments.items()}
+        return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Become what `save` described; a step that was begun is forgotten.
+
+        Raises `WeightsMismatch`, with nothing changed, when they are those of another model.
+        """
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+        load_state(self.state(), under("model."), complete=True)
+        self._optimiser.load(list(self._trainable), under("optimiser."), numbers["optimiser_calls"])
+        self._version = numbers["version"]
+        self._parts, self._held, self._waiting = PartialStats(), [], []
+        self._supervised, self._rounds = None, 0
+
     def onload(self) -> None:
         """Bring parameters, gradients and optimiser state onto the device. See `Residency`."""
         move(self._tensors(), self._device)
@@ -267,8 +305,10 @@ class TorchTrainer:
         everything = self._config.kl_coefficient > 0
         advantages = advantages_of(groups, self._config.advantage)
         for group, given in zip(groups, advantages, strict=True):
-            rows = train_rows(group, given, all_rows=everything)
+            stale = self._stale(group)
+            rows = train_rows(group, given, skip=stale, all_rows=everything)
             parts += counted(group, rows, self._version)
+            parts += PartialStats(stale=int(stale.sum()))
             if rows is not None and not self._frozen:
                 self._require_known_ratio(rows.sampling)
                 self._waiting.append(rows)

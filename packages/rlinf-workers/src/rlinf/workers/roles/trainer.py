@@ -28,6 +28,7 @@ class PartialStats:
         informative: Groups whose scored rewards differ.
         rows: Samples that were trained on.
         dropped: Samples left out because their advantage is 0.
+        stale: Samples left out because their weights were too old; `dropped` has them too.
         tokens: Response tokens of all samples.
         trained_tokens: Response tokens of the samples that were trained on.
         clipped: Tokens whose gradient was cut.
@@ -45,6 +46,7 @@ class PartialStats:
     informative: int = 0
     rows: int = 0
     dropped: int = 0
+    stale: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     clipped: int = 0

@@ -37,11 +37,6 @@ def test_an_unknown_key_names_the_nearest() -> None:
         ChannelConfig.from_dict({"bufer_size": "10GB"})
 
 
-def test_what_is_not_built_is_not_accepted() -> None:
-    with pytest.raises(InvalidConfig, match="not built yet"):
-        ChannelConfig.from_dict({"offload_to_cpu": False})
-
-
 @pytest.mark.parametrize(
     "values",
     [

@@ -180,9 +180,10 @@ def test_q13_producers_and_consumers_come_and_go(rig: Rig, test: Endpoint, name:
 
 
 def test_a_dead_server_is_named(rig: Rig, test: Endpoint, name: str):
+    config = ChannelConfig(max_items=1, reconnect_s=0.5)
     with rig.process("channel/7", host) as process:
         assert test.recv() == "serving"
-        channel = Channel.create(name, test, ChannelConfig(max_items=1), server="channel/7")
+        channel = Channel.create(name, test, config, server="channel/7")
         consumer = channel.ref.open(test)
         channel.put("fits")
         channel.flush()

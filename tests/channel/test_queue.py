@@ -6,7 +6,8 @@ from itertools import count
 import pytest
 
 from rlinf.channel.config import ChannelConfig
-from rlinf.channel.core import RECALL_AFTER_S, Queue
+from rlinf.channel.consumers import RECALL_AFTER_S
+from rlinf.channel.core import Queue
 from rlinf.channel.messages import (
     Accepted,
     Cancel,

@@ -4,7 +4,8 @@ A `ChannelServer` hosts both on an endpoint; `Channel` and `DeviceLock` are what
 """
 
 from rlinf.channel.channel import Channel, ChannelRef
-from rlinf.channel.config import ChannelConfig
+from rlinf.channel.config import ChannelConfig, SpoolConfig
+from rlinf.channel.dead import DeadLetter
 from rlinf.channel.errors import (
     ChannelBusy,
     ChannelClosed,
@@ -14,11 +15,15 @@ from rlinf.channel.errors import (
     Full,
     InvalidConfig,
     InvalidWeight,
+    ItemsLost,
     ItemTooLarge,
     LeaseLost,
     LockTimeout,
     PolicyUnknown,
     ServerLost,
+    SpoolFailed,
+    SpoolFull,
+    SpoolUnusable,
     Timeout,
 )
 from rlinf.channel.job import Job, announce, running_jobs
@@ -49,6 +54,7 @@ __all__ = [
     "ConfigMismatch",
     "ConsumerLoad",
     "ConsumerStatistics",
+    "DeadLetter",
     "DeviceLock",
     "Full",
     "Grant",
@@ -57,6 +63,7 @@ __all__ = [
     "InvalidWeight",
     "ItemLoad",
     "ItemTooLarge",
+    "ItemsLost",
     "Job",
     "Lease",
     "LeaseLost",
@@ -66,6 +73,10 @@ __all__ = [
     "PolicyUnknown",
     "ServerLost",
     "ServerStatistics",
+    "SpoolConfig",
+    "SpoolFailed",
+    "SpoolFull",
+    "SpoolUnusable",
     "Timeout",
     "Waiting",
     "announce",

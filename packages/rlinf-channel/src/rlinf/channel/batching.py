@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import NamedTuple
 
-from rlinf.channel.cargo import LARGE, Bytes, Cargo
+from rlinf.channel.cargo import CLAIM, LARGE, Bytes, Cargo
+from rlinf.channel.claim import Claim, read_claim
 from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.messages import Item
 from rlinf.comm.codec import Parcel
@@ -158,6 +159,17 @@ def shelve(message: Crate, channel: str) -> list[Item]:
     shelf = repeat(_Shelf(message))
     places = zip(shelf, range(len(kinds)), starts, starts[1:], parcels)  # noqa: B905 - some endless
     return list(map(Item, places, weights, message.keys or repeat(None), sizes))
+
+
+def claims(items: Sequence[Item]) -> list[Claim]:
+    """The claims among items, at the server."""
+    found: list[Claim] = []
+    for item in items:
+        place: Place = item.payload  # type: ignore[assignment]
+        shelf, index, first, last, _ = place
+        if shelf.rows[(index + 1) * _ROW.size - 1] == CLAIM:
+            found.append(read_claim(shelf.block[first:last]))
+    return found
 
 
 def collect(items: Sequence[Item]) -> Crate:

@@ -19,8 +19,8 @@ from rlinf.comm.codec import Parcel
 SMALL_BYTES = 4096
 ALIGN = 16
 
-RAW, SMALL, LARGE, ARRAY = 0, 1, 2, 3
-"""Kinds of items: bytes, a parcel in a piece, a parcel, a plain array."""
+RAW, SMALL, LARGE, ARRAY, CLAIM = 0, 1, 2, 3, 4
+"""Kinds of items: bytes, a parcel in a piece, a parcel, a plain array; or a claim, see `claim`."""
 
 PLAIN_DTYPES = "biufc"
 MAX_HEADS = 1024

@@ -5,16 +5,22 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlinf.channel.batching import Crate, cargos
+from rlinf.channel.bond import Bond
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumer import Consumer
-from rlinf.channel.errors import InvalidConfig
+from rlinf.channel.dead import DeadLetter
+from rlinf.channel.devices import Packer, open_cargo
+from rlinf.channel.errors import InvalidConfig, ItemsLost
 from rlinf.channel.inbox import Inbox
 from rlinf.channel.link import Link, ask
 from rlinf.channel.outbox import Outbox
 from rlinf.channel.producer import Producer
+from rlinf.channel.reunion import Reunion
 from rlinf.channel.session import Session, session_of
 from rlinf.channel.statistics import ChannelStatistics
 from rlinf.comm.endpoint import Endpoint
+from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, TimeoutLike
 
 SERVER = "channel/0"
@@ -42,12 +48,14 @@ class Channel(Producer, Consumer):
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._allow_pickle = link.endpoint.config.allow_pickle
         session = session_of(link.endpoint)
+        self._packer = Packer(link, session)
         self._outbox = Outbox(link, session)
-        self._inbox = Inbox(link, session, self._outbox.server_lost)
+        self._inbox = Inbox(link, session)
+        link.bond.join(self._outbox, self._inbox)
         session.before_end(-link.number, self._inbox.farewell)
-        weakref.finalize(self, _forget, session, self._inbox, link.number).atexit = False
+        parts = session, self._inbox, self._outbox, link
+        weakref.finalize(self, _forget, *parts).atexit = False
 
     @classmethod
     def create(
@@ -101,9 +109,16 @@ class Channel(Producer, Consumer):
         if not capacity > 0:
             raise InvalidConfig(f"capacity of a consumer must be above 0, not {capacity!r}")
         number = session_of(endpoint).number()
-        (config,) = ask(endpoint, server, operation, name, number, *fields, capacity)
-        assert isinstance(config, dict)
-        return cls(Link(endpoint, server, name, number, ChannelConfig.from_dict(config)))
+        values, *welcome = ask(endpoint, server, operation, name, number, 0, *fields, capacity)
+        assert isinstance(values, dict)
+        config = ChannelConfig.from_dict(values)
+
+        def reunite(bond: Bond) -> None:
+            session_of(endpoint).seek(number, Reunion(link, capacity))
+
+        bond = Bond(name, server, tuple(welcome), config.reconnect_s, reunite)  # type: ignore
+        link = Link(endpoint, server, name, number, config, bond)
+        return cls(link)
 
     @property
     def ref(self) -> ChannelRef:
@@ -126,7 +141,7 @@ class Channel(Producer, Consumer):
         server by then, even if it waits for room, still counts. Closing again does nothing.
         """
         self.flush(timeout)
-        self._link.result(self._link.call("close"), "close", timeout)
+        self._link.ask("close", timeout=timeout)
 
     def delete(self, timeout: TimeoutLike = DEFAULT) -> None:
         """Have the server forget a channel that is closed and drained.
@@ -134,19 +149,44 @@ class Channel(Producer, Consumer):
         Raises:
             ChannelBusy: It is not.
         """
-        self._link.result(self._link.call("delete"), "delete", timeout)
+        self._link.ask("delete", timeout=timeout)
 
     def qsize(self, timeout: TimeoutLike = DEFAULT) -> int:
         """Items queued on the server: neither on their way to it nor given to a consumer."""
-        (size,) = self._link.result(self._link.call("qsize"), "qsize", timeout)
+        (size,) = self._link.ask("qsize", timeout=timeout)
         assert isinstance(size, int)
         return size
 
     def statistics(self, timeout: TimeoutLike = DEFAULT) -> ChannelStatistics:
         """The channel as its server sees it now."""
-        (state,) = self._link.result(self._link.call("statistics"), "statistics", timeout)
+        (state,) = self._link.ask("statistics", timeout=timeout)
         assert isinstance(state, ChannelStatistics)
         return state
+
+    @property
+    def durability(self) -> str:
+        """What an item survives that the server holds, besides the death of its producer.
+
+        memory: nothing more. process: the death of the server's process. disk: that of its host.
+        """
+        return self._link.bond.durability
+
+    def dead_letters(self, timeout: TimeoutLike = DEFAULT) -> list[DeadLetter]:
+        """The latest items that were given out `max_deliveries` times and never acknowledged,
+        oldest first. Looking at them changes nothing; `statistics().dead_items` counts all.
+        """
+        facts, crate = self._link.ask("dead_letters", timeout=timeout)
+        assert isinstance(facts, tuple) and isinstance(crate, tuple)
+        letters: list[DeadLetter] = []
+        for fact, cargo in zip(facts, cargos(Crate(*crate)), strict=True):
+            item, problem = None, ""
+            try:
+                item = open_cargo(self._link, cargo)
+            except (CodecError, ItemsLost) as error:
+                problem = str(error)
+            weight, key, deliveries, order = fact
+            letters.append(DeadLetter(item, weight, key, deliveries, order, problem))
+        return letters
 
     def __iter__(self) -> Iterator[Any]:
         """Items until the channel is closed and drained; acknowledged as by `get`.
@@ -157,7 +197,13 @@ class Channel(Producer, Consumer):
         return self._iterate()
 
 
-def _forget(session: Session, inbox: Inbox, number: int) -> None:
+def _forget(session: Session, inbox: Inbox, outbox: Outbox, link: Link) -> None:
     """The user's channel object is gone: its consumer ends, on another thread."""
-    session.before_end(-number, None)
-    session.soon(inbox.farewell)
+
+    def end() -> None:
+        inbox.farewell()
+        if outbox.idle:
+            link.bond.part()
+
+    session.before_end(-link.number, None)
+    session.soon(end)

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlinf.channel.cargo import Cargo, unpack
-from rlinf.channel.errors import ChannelClosed, InvalidConfig, Timeout
+from rlinf.channel.cargo import CLAIM, Cargo, unpack
+from rlinf.channel.devices import open_cargo
+from rlinf.channel.errors import ChannelClosed, InvalidConfig, ItemsLost, Timeout
 from rlinf.channel.inbox import Inbox
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
@@ -29,7 +30,6 @@ class Consumer:
 
     _link: Link
     _inbox: Inbox
-    _allow_pickle: bool
 
     def get(self, timeout: TimeoutLike = DEFAULT, key: str | None = None) -> Any:
         """The next item (of this key); acknowledges what was handed out before.
@@ -38,12 +38,14 @@ class Consumer:
             Timeout: Nothing came in time; nothing was taken.
             ChannelClosed: Closed and drained: nothing will come.
             CodecError: The item cannot be decoded here: it is dropped and counted as rejected.
+            ItemsLost: Likewise, because it had stayed on the accelerator of a process that is gone;
+                or the server came back without what was in the channel.
             ServerLost: The server is gone.
         """
         cargo = self._inbox.get(timeout, key)
         try:
-            return unpack(cargo, self._allow_pickle)
-        except CodecError:
+            return open_cargo(self._link, cargo)
+        except (CodecError, ItemsLost):
             self.reject()
             raise
 
@@ -70,10 +72,13 @@ class Consumer:
         """
         wish = _wish(max_items, target_weight)
         tagged = self._inbox.take(wish, self._link.deadline(timeout), "get_batch")
-        allow = self._allow_pickle
+        link, allow = self._link, self._link.endpoint.config.allow_pickle
         try:
-            whole = [unpack(cargo, allow) for _, cargo in tagged]
-        except CodecError:
+            whole = [
+                open_cargo(link, cargo) if cargo[0] == CLAIM else unpack(cargo, allow)
+                for _, cargo in tagged
+            ]
+        except (CodecError, ItemsLost):
             return self._good_ones(tagged)
         self._inbox.adopt([tag for tag, _ in tagged])
         return whole
@@ -86,7 +91,7 @@ class Consumer:
             try:
                 items.append(self._open(cargo))
                 good.append(tag)
-            except CodecError as error:
+            except (CodecError, ItemsLost) as error:
                 log.error("channel %s: an item is dropped: %s", self._link.channel, error)
                 lease = Lease(self._link, self._inbox, [(tag, cargo)])
                 lease.reject()
@@ -147,7 +152,7 @@ class Consumer:
             yield item
 
     def _open(self, cargo: Cargo) -> object:
-        return unpack(cargo, self._allow_pickle)
+        return open_cargo(self._link, cargo)
 
 
 def _wish(max_items: int | None, target_weight: float | None) -> Wish:

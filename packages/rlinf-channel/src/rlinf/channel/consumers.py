@@ -1,12 +1,18 @@
 """The consumers' side of the queue: who holds what, since when, and how fast each one is."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 
-from rlinf.channel.messages import ClientId, Item
+from rlinf.channel.journal import REMEMBERED_TAGS
+from rlinf.channel.messages import ClientId, Item, Recall, Take
 from rlinf.channel.policy import ConsumerLoad
 from rlinf.channel.statistics import ConsumerStatistics
 
 _RATE_SMOOTHING = 0.3
+RECALL_AFTER_S = 0.005
+"""A consumer which was given more than it asked for keeps that for so long before others, who wait
+with nothing to do, may ask for it. If they get nothing they ask again, four times as late."""
+RECALL_AT_MOST_S = 1.0
 
 
 class Consumer:
@@ -91,6 +97,12 @@ class Consumer:
             self.rate = rate if old is None else old + _RATE_SMOOTHING * (rate - old)
         return weight, seconds
 
+    def bring(self, now: float) -> None:
+        """It was given more than it asked for."""
+        self.brought = True
+        self.recall_in_s = RECALL_AFTER_S
+        self.recall_at = now + RECALL_AFTER_S
+
     def statistics(self, now: float) -> ConsumerStatistics:
         """A frozen picture."""
         return ConsumerStatistics(
@@ -109,9 +121,11 @@ class Consumer:
 class Consumers:
     """All consumers of one channel. Tags are unique for each delivery, never reused."""
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, first_tag: int = 0) -> None:
         self._lease_s = lease_s
-        self._tags = 0
+        self._tags = first_tag
+        self.settled: dict[ClientId, list[int]] = {}
+        """The latest tags each consumer has settled, where that must outlive the server."""
         self.known: dict[ClientId, Consumer] = {}
         self.leased_items = 0
 
@@ -140,10 +154,46 @@ class Consumers:
         self.leased_items -= len(items)
         return items
 
-    def held_by_others(self, client: ClientId) -> int:
-        """Items leased to anyone but this consumer."""
-        mine = self.known.get(client)
-        return self.leased_items - (len(mine.leased) if mine else 0)
+    def missing(self, client: ClientId, tags: Iterable[int]) -> int:
+        """How many of these tags the consumer does not hold."""
+        known = self.known.get(client)
+        leased = known.leased if known else {}
+        return sum(tag not in leased for tag in tags)
+
+    def unsettled(self, client: ClientId, tags: Iterable[int]) -> int:
+        """How many of them it neither holds nor has settled with the server before this one."""
+        settled = self.settled.get(client)
+        return self.missing(client, tags if settled is None else set(tags) - set(settled))
+
+    def remember(self, client: ClientId, tags: Sequence[int]) -> None:
+        """These were settled: a restarted server, asked again, must say the same."""
+        settled = self.settled.setdefault(client, [])
+        settled += tags
+        del settled[:-REMEMBERED_TAGS]
+
+    def recall(self, waiting: Collection[Take], now: float) -> tuple[list[Recall], float]:
+        """Others wait while somebody sits on items brought along: ask for them back.
+
+        Also says when to look again.
+        """
+        asking = {take.consumer for take in waiting}
+        recalls: list[Recall] = []
+        again_at = math.inf
+        for consumer in self.known.values():
+            if not consumer.brought or not consumer.leased or consumer.id in asking:
+                continue
+            if consumer.recall_at <= now:
+                recalls.append(Recall(consumer.id))
+                consumer.recall_in_s = min(4 * consumer.recall_in_s, RECALL_AT_MOST_S)
+                consumer.recall_at = now + consumer.recall_in_s
+            again_at = min(again_at, consumer.recall_at)
+        return recalls, again_at
+
+    def awaited(self, take: Take) -> bool:
+        """Whether items may come back which whoever asks does not hold, or not that it knows."""
+        mine = self.known.get(take.consumer)
+        leased = len(mine.leased) if mine else 0
+        return self.leased_items > leased or (take.holds is not None and leased > take.holds)
 
     def expired(self, now: float) -> list[Consumer]:
         """Those which hold something and have shown no sign of life for too long."""

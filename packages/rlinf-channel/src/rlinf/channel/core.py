@@ -8,6 +8,8 @@
 - Each numbered item is taken in once, however often its message arrives, in any order.
 - Bounds hold at every moment; who has no room waits in line until its deadline.
 - A request that ends without delivery has taken nothing.
+- An item that came back `max_deliveries` times is kept aside. One that came back half as often is
+  given out alone, so that its neighbours do not share its fate.
 """
 
 import math
@@ -15,10 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumers import Consumer, Consumers
+from rlinf.channel.dead import DeadLetters
 from rlinf.channel.intake import Intake
-from rlinf.channel.lane import TOLERANCE, Lane, Lanes, batch
+from rlinf.channel.journal import Closed as ClosedRecord
+from rlinf.channel.journal import Finished, Record
+from rlinf.channel.lane import Lanes
 from rlinf.channel.messages import (
     Attach,
+    Buried,
     Cancel,
     ClientId,
     Close,
@@ -27,48 +33,65 @@ from rlinf.channel.messages import (
     Event,
     Gone,
     Item,
+    Left,
     Outcome,
     Put,
-    Recall,
     Recalled,
     Refusal,
     Refused,
     Released,
     Renew,
+    Resume,
     Settle,
     Settled,
     Take,
     Tick,
 )
 from rlinf.channel.policy import ItemLoad, Policy, make_policy
+from rlinf.channel.portion import Portions
 from rlinf.channel.statistics import ChannelStatistics
 
-RECALL_AFTER_S = 0.005
-"""A consumer which was given more than it asked for keeps that for so long before others, who wait
-with nothing to do, may ask for it. If they get nothing they ask again, four times as late."""
-RECALL_AT_MOST_S = 1.0
 HOLD_RECHECK_S = 0.05
 """How often an item that a policy keeps for a busy consumer is considered again."""
-PREFETCH_BYTES = 8 * 2**20
-"""One delivery brings along about as much as this, reckoned by the usual size of an item."""
 
 
 class Queue:
-    """One channel. Not thread-safe: its owner serialises the steps."""
+    """One channel. Not thread-safe: its owner serialises the steps.
 
-    def __init__(self, name: str, config: ChannelConfig, policy: Policy | None = None) -> None:
+    Args:
+        name: Its name.
+        config: Its configuration.
+        policy: None: the one that the configuration names.
+        birth: Tells it from other channels of this name.
+        first_tag: Tags count up from here, so that those of one server are not taken for those of
+            the next.
+        journal: Where to append what must outlive the server; None: nothing must.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: ChannelConfig,
+        policy: Policy | None = None,
+        *,
+        birth: int = 0,
+        first_tag: int = 0,
+        journal: list[Record] | None = None,
+    ) -> None:
         self.name = name
         self.config = config
+        self.birth = birth
         self.wake_at = math.inf
         """The next time a `Tick` can matter: never too late, sometimes too early."""
         self._policy = policy or make_policy(config.type)
         self._lanes = Lanes()
-        self._intake = Intake(config)
-        self._consumers = Consumers(config.lease_s)
+        self._portions = Portions(config.max_deliveries)
+        self._journal = journal
+        self._intake = Intake(name, config, journal)
+        self._consumers = Consumers(config.lease_s, first_tag)
+        self.dead = DeadLetters(config.buffer_bytes)
         self._waiting: dict[int, Take] = {}
         self._acknowledged = self._rejected = self._redelivered = 0
-        self._returned = 0
-        """Items that went back and are queued again (or more, never less)."""
         self._handlers: dict[type, Callable[..., list[Command]]] = {
             Put: self._on_put,
             Take: self._on_take,
@@ -76,6 +99,7 @@ class Queue:
             Renew: self._on_renew,
             Attach: self._on_attach,
             Recalled: self._on_recalled,
+            Resume: self._on_resume,
             Gone: self._on_gone,
             Cancel: self._on_cancel,
             Close: self._on_close,
@@ -106,15 +130,18 @@ class Queue:
     def __len__(self) -> int:
         return len(self._lanes)
 
+    @property
+    def held(self) -> int:
+        """Items queued and leased."""
+        return len(self._lanes) + self._consumers.leased_items
+
     def missing(self, consumer: ClientId, tags: Iterable[int]) -> int:
         """How many of these tags the consumer does not hold."""
-        known = self._consumers.known.get(consumer)
-        leased = known.leased if known else {}
-        return sum(tag not in leased for tag in tags)
+        return self._consumers.missing(consumer, tags)
 
-    def seen(self, producer: ClientId, number: int) -> bool:
-        """Whether this producer's number has arrived before."""
-        return self._intake.seen(producer, number)
+    def expects(self, producer: ClientId) -> int:
+        """The next number of a producer."""
+        return self._intake.expects(producer)
 
     def statistics(self, now: float) -> ChannelStatistics:
         """A frozen picture."""
@@ -131,6 +158,7 @@ class Queue:
             acknowledged_items=self._acknowledged,
             rejected_items=self._rejected,
             redelivered_items=self._redelivered,
+            dead_items=self.dead.count,
             duplicate_items=self._intake.duplicates,
             waiting_producers=len(self._intake.line),
             waiting_consumers=len(self._waiting),
@@ -148,25 +176,27 @@ class Queue:
 
     def _on_take(self, take: Take, now: float) -> list[Command]:
         consumer = self._consumers.see(take.consumer, now)
-        self._finish(consumer, take.done, Outcome.DONE, now)
+        commands = self._finish(consumer, take.done, Outcome.DONE, now)
         if not take.wait:
-            return [self._give(take, self._pick(take) if self._ready(take) else 0, now)]
+            count = self._pick(take) if self._ready(take) else 0
+            return [*commands, self._give(take, count, now)]
         self._waiting[take.request] = take
         if take.deadline is not None:
             self.wake_at = min(self.wake_at, take.deadline)
-        return []
+        return commands
 
     def _on_settle(self, settle: Settle, now: float) -> list[Command]:
         consumer = self._consumers.see(settle.consumer, now)
-        lost = self._finish(consumer, settle.tags, settle.outcome, now)
-        return [] if settle.request is None else [Settled(settle.request, lost)]
+        lost = self._consumers.unsettled(settle.consumer, settle.tags)
+        commands = self._finish(consumer, settle.tags, settle.outcome, now)
+        return commands if settle.request is None else [*commands, Settled(settle.request, lost)]
 
     def _on_renew(self, renew: Renew, now: float) -> list[Command]:
         consumer = self._consumers.see(renew.consumer, now)
         lost = self.missing(renew.consumer, renew.tags)
         commands: list[Command] = []
         if now - consumer.granted_at > self.config.lease_s / 2:
-            unknown = tuple(set(consumer.leased) - set(renew.tags))
+            unknown = tuple(sorted(set(consumer.leased) - set(renew.tags)))
             commands += self._take_from(consumer, unknown, now, expired=True)
         if renew.request is not None:
             commands.append(Settled(renew.request, lost))
@@ -182,11 +212,15 @@ class Queue:
         self._lanes.restore(items)  # never begun, so giving it to another is no redelivery
         return []
 
+    def _on_resume(self, resume: Resume, now: float) -> list[Command]:
+        return self._intake.resume(resume)
+
     def _on_gone(self, gone: Gone, now: float) -> list[Command]:
         commands: list[Command] = []
         for consumer in self._consumers.of(gone.worker, gone.epoch):
-            commands += self._release(consumer, now, expired=False)
+            commands += self._take_from(consumer, tuple(consumer.leased), now, expired=False)
             del self._consumers.known[consumer.id]
+            self._consumers.settled.pop(consumer.id, None)
         self._intake.forget(gone.worker, gone.epoch)
         dead = [t for t in self._waiting.values() if t.consumer[:2] == (gone.worker, gone.epoch)]
         for take in dead:
@@ -200,6 +234,8 @@ class Queue:
         return self._intake.cancel(cancel.request)
 
     def _on_close(self, close: Close, now: float) -> list[Command]:
+        if self._journal is not None and not self.closed:
+            self._journal.append(ClosedRecord(self.name))
         commands = self._intake.close()
         if close.request is not None:
             commands.append(Settled(close.request))
@@ -213,7 +249,7 @@ class Queue:
             commands.append(Refused(take.request, Refusal.TIMEOUT))
         commands += self._intake.expire(now)
         for consumer in self._consumers.expired(now):
-            commands += self._release(consumer, now, expired=True)
+            commands += self._take_from(consumer, tuple(consumer.leased), now, expired=True)
         self.wake_at = self._deadline()
         return commands
 
@@ -222,14 +258,16 @@ class Queue:
     def _settle_down(self, commands: list[Command], now: float) -> None:
         while True:
             if self._intake.line:
-                commands += self._intake.admit(self._lanes)
+                commands += self._intake.admit(self._lanes, self._consumers.leased_items)
             if not (self._waiting and self._deliver(commands, now) and self._intake.line):
                 break
         if self._waiting:
             if self.closed and not self._intake.line:
                 self._end(commands)
-            if not self._lanes:
-                self._recall(commands, now)
+            if not self._lanes and self._consumers.leased_items:
+                recalls, again_at = self._consumers.recall(self._waiting.values(), now)
+                commands += recalls
+                self.wake_at = min(self.wake_at, again_at)
 
     def _deliver(self, commands: list[Command], now: float) -> bool:
         """Give out what can be given; whether anything was."""
@@ -246,43 +284,24 @@ class Queue:
 
     def _ready(self, take: Take) -> bool:
         """Whether this request can be met with what is queued."""
-        lane = self._lanes.get(take.key)
-        if not lane:
-            return False
-        # A bound that is reached before the batch is complete would wait for ever: give what fits.
-        bounded = take.max_items is not None or take.target_weight is not None
-        if not take.full or (self.closed and not self._intake.line):
-            return True
-        if bounded and self._intake.line:
-            return True
-        if take.max_items is not None and len(lane) >= take.max_items:
-            return True
-        if take.target_weight is None or lane.weight < take.target_weight * (1 - 2 * TOLERANCE):
-            return False
-        return batch(lane, take.max_items, take.target_weight)[1]
+        lane, crowded = self._lanes.get(take.key), bool(self._intake.line)
+        last = self.closed and not crowded
+        return (
+            lane is not None
+            and len(lane) > 0
+            and self._portions.ready(take, lane, last=last, crowded=crowded)
+        )
 
     def _pick(self, take: Take) -> int:
         """How many items a request which is ready gets, from the front of its lane."""
         lane = self._lanes.get(take.key)
         if not lane:
             return 0
-        if take.full:
-            count = batch(lane, take.max_items, take.target_weight)[0]
-            if not take.along or count != take.max_items:
-                return count
-            more = min(self._share(lane), count + take.along)
-            return max(count, more // count * count)
-        if take.max_items == 1 or len(lane) == 1:
+        if take.max_items == 1 and not take.full:
             return 1
-        share = self._share(lane)
-        return share if take.max_items is None else min(share, take.max_items)
-
-    def _share(self, lane: Lane) -> int:
-        """How many items one request may bring along: its part, and not too many bytes."""
         busy = sum(1 for consumer in self._consumers.known.values() if consumer.leased)
-        share = math.ceil(len(lane) / max(1, busy, len(self._waiting)))
-        usual = self._intake.held_bytes / (len(self._lanes) + self._consumers.leased_items)
-        return max(1, min(share, int(PREFETCH_BYTES / max(usual, 1.0))))
+        usual_nbytes = self._intake.held_bytes / self.held
+        return self._portions.pick(take, lane, max(busy, len(self._waiting)), usual_nbytes)
 
     def _choose(self, ready: list[Take], now: float) -> Take | None:
         """The request to serve next by the policy, or None if the item waits for a busy one."""
@@ -306,47 +325,33 @@ class Queue:
     def _give(self, take: Take, count: int, now: float) -> Delivered:
         items = self._lanes.take_first(count, take.key) if count else []
         consumer = self._consumers.see(take.consumer, now)
-        if self._returned:
+        if self._portions.returned:
             again = sum([item.returns > 0 for item in items])
             consumer.redelivered += again
-            self._returned = max(0, self._returned - again)
+            self._portions.returned = max(0, self._portions.returned - again)
         tag = self._consumers.give(consumer, items, now)
         asked = (take.max_items or len(items)) if take.full else int(take.wait)
         if len(items) > asked:
-            consumer.brought = True
-            consumer.recall_in_s = RECALL_AFTER_S
-            consumer.recall_at = now + RECALL_AFTER_S
+            consumer.bring(now)
         self.wake_at = min(self.wake_at, consumer.expires_at)
-        return Delivered(take.request, take.consumer, tag, items)
+        return Delivered(take.request, take.consumer, tag, items, self.held)
 
     def _end(self, commands: list[Command]) -> None:
         """Closed and nothing left to hope for: tell those who still ask."""
         for take in list(self._waiting.values()):
             left = self._lanes.get(take.key)
-            if not left and not self._consumers.held_by_others(take.consumer):
+            if not left and not self._consumers.awaited(take):
                 del self._waiting[take.request]
                 commands.append(Refused(take.request, Refusal.CLOSED))
 
-    def _recall(self, commands: list[Command], now: float) -> None:
-        """Others wait while somebody sits on items brought along: ask for them back."""
-        if not self._consumers.leased_items:
-            return
-        asking = {take.consumer for take in self._waiting.values()}
-        for consumer in self._consumers.known.values():
-            if not consumer.brought or not consumer.leased or consumer.id in asking:
-                continue
-            if consumer.recall_at <= now:
-                commands.append(Recall(consumer.id))
-                consumer.recall_in_s = min(4 * consumer.recall_in_s, RECALL_AT_MOST_S)
-                consumer.recall_at = now + consumer.recall_in_s
-            self.wake_at = min(self.wake_at, consumer.recall_at)
-
-    def _finish(self, consumer: Consumer, tags: Sequence[int], outcome: Outcome, now: float) -> int:
-        """Settle tags; how many of them the consumer did not hold."""
+    def _finish(
+        self, consumer: Consumer, tags: Sequence[int], outcome: Outcome, now: float
+    ) -> list[Command]:
+        """Settle tags, as far as the consumer holds them."""
         items = self._consumers.take_back(consumer, tags, now)
         if outcome is Outcome.RETURNED:
-            self._restore(items)
-        elif items:
+            return self._restore(consumer, items)
+        if items:
             self._intake.held_bytes -= sum([item.nbytes for item in items])
             weight, seconds = consumer.finish(items, now)
             self._policy.completed(consumer.name, weight, seconds)
@@ -354,26 +359,42 @@ class Queue:
                 self._acknowledged += len(items)
             else:
                 self._rejected += len(items)
-        return len(tags) - len(items)
-
-    def _release(self, consumer: Consumer, now: float, *, expired: bool) -> list[Command]:
-        return self._take_from(consumer, tuple(consumer.leased), now, expired=expired)
+            if self._journal is not None:
+                orders = [item.order for item in items]
+                self._journal.append(Finished(self.name, consumer.id, tags, orders, outcome))
+                self._consumers.remember(consumer.id, tags)
+            if not self.config.offload_to_cpu:
+                return [Left(items)]
+        return []
 
     def _take_from(
         self, consumer: Consumer, tags: tuple[int, ...], now: float, *, expired: bool
     ) -> list[Command]:
-        self._restore(self._consumers.take_back(consumer, tags, now))
-        return [Released(consumer.id, tags, expired)] if tags else []
+        buried = self._restore(consumer, self._consumers.take_back(consumer, tags, now))
+        return [Released(consumer.id, tags, expired), *buried] if tags else []
 
-    def _restore(self, items: list[Item]) -> None:
-        self._redelivered += len(items)
-        self._returned += len(items)
+    def _restore(self, consumer: Consumer, items: list[Item]) -> list[Command]:
+        most = self.config.max_deliveries
         for item in items:
             item.returns += 1
+        buried = [item for item in items if most is not None and item.returns >= most]
+        if buried:
+            items = [item for item in items if item not in buried]
+            self._bury(consumer, buried)
+        self._redelivered += len(items)
+        self._portions.returned += len(items)
         self._lanes.restore(items)
+        return [Buried(consumer.id, item) for item in buried]
+
+    def _bury(self, consumer: Consumer, items: list[Item]) -> None:
+        for item in items:
+            self._intake.held_bytes -= item.nbytes
+            self.dead.bury(item)
+        if self._journal is not None:
+            orders = [item.order for item in items]
+            self._journal.append(Finished(self.name, consumer.id, (), orders, Outcome.DEAD))
 
     def _deadline(self) -> float:
         times = [take.deadline for take in self._waiting.values() if take.deadline is not None]
         times += [c.expires_at for c in self._consumers.known.values() if c.leased]
-        line = self._intake.deadline()
-        return min(times + ([] if line is None else [line]), default=math.inf)
+        return min([*times, self._intake.deadline()])

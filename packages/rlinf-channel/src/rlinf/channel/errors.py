@@ -9,10 +9,14 @@
     ├── ConfigMismatch        the name exists with another configuration
     ├── InvalidConfig         a configuration which cannot be meant
     ├── InvalidWeight         a weight that is not a positive finite number
+    ├── ItemsLost             the server came back without items that it had acknowledged
     ├── ItemTooLarge          one item alone exceeds the channel's byte bound
     ├── LeaseLost             the lease ran out or ended; its items went to others
     ├── PolicyUnknown         no balancing policy of that name is installed
     ├── ServerLost            the process which hosts the channel is gone
+    ├── SpoolFailed           the server's disk failed: it acknowledges nothing any more
+    ├── SpoolFull             the server's disk has no room for the items of a put
+    ├── SpoolUnusable         the folder cannot be a server's spool (also an OSError)
     ├── Full                  no room within the deadline (also a TimeoutError)
     ├── Timeout               nothing to take within the deadline (also a TimeoutError)
     └── LockTimeout           devices still held by others at the deadline (also a TimeoutError)
@@ -118,6 +122,28 @@ class InvalidWeight(ChannelError, ValueError):
         )
 
 
+class ItemsLost(ChannelError):
+    """The server was restarted, and items that it had acknowledged before are gone.
+
+    Told once to each channel object, by its next call, which has done nothing; after that the
+    object works on with the new server.
+    """
+
+    def __init__(self, channel: str, server: str, lost: int, cure: str = "") -> None:
+        self.channel = channel
+        self.server = server
+        self.lost = lost
+        self.cure = cure
+        super().__init__(
+            f"{server} was restarted without what was in channel '{channel}': {lost} item(s) that "
+            f"were there when it was last heard of are lost{f'; {cure}' if cure else ''}",
+            channel,
+            server,
+            lost,
+            cure,
+        )
+
+
 class ItemTooLarge(ChannelError, ValueError):
     """One item exceeds the byte bound of the whole channel, so it can never fit."""
 
@@ -187,6 +213,55 @@ class ServerLost(ChannelError, ConnectionError):
             operation,
             reason,
         )
+
+
+class SpoolFailed(ChannelError):
+    """The disk of a server's spool failed, so nothing can be acknowledged truthfully any more.
+
+    What was acknowledged before is on the disk. Repair it and restart the server.
+    """
+
+    def __init__(self, folder: str, reason: str) -> None:
+        self.folder = folder
+        self.reason = reason
+        super().__init__(
+            f"the spool in {folder} failed: {reason}. The server acknowledges nothing any more; "
+            f"repair the disk and restart it: what it acknowledged before is there",
+            folder,
+            reason,
+        )
+
+
+class SpoolFull(ChannelError):
+    """The disk of the server's spool has no room: `lost` items of this or earlier puts are not in.
+
+    Told by the put, or, of items that had been taken over, by the next one; the channel works on.
+    """
+
+    def __init__(self, channel: str, reason: str, lost: int = 0) -> None:
+        self.channel = channel
+        self.reason = reason
+        self.lost = lost
+        super().__init__(
+            f"no room on the server's disk for {lost} item(s) put to channel '{channel}' "
+            f"({reason}): they are not in it. Free some space, or let consumers work, and put them "
+            f"again",
+            channel,
+            reason,
+            lost,
+        )
+
+
+class SpoolUnusable(ChannelError, OSError):
+    """The folder cannot be used as a spool."""
+
+    def __init__(self, folder: str, reason: str) -> None:
+        self.folder = folder
+        self.reason = reason
+        super().__init__(f"cannot keep a spool in {folder}: {reason}", folder, reason)
+
+    def __str__(self) -> str:
+        return f"cannot keep a spool in {self.folder}: {self.reason}"
 
 
 class Full(ChannelError, TimeoutError):

@@ -1,13 +1,15 @@
 """All channels of one server as one pure machine, so that a commit across two is atomic."""
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.core import Queue
 from rlinf.channel.errors import ChannelBusy, ChannelUnknown, ConfigMismatch
+from rlinf.channel.journal import ChannelState, Deleted, Opened, Record
 from rlinf.channel.messages import (
     Accepted,
     Cancel,
@@ -21,6 +23,7 @@ from rlinf.channel.messages import (
     Settle,
     Tick,
 )
+from rlinf.channel.revival import load, save
 
 Addressed = tuple[str, Command]
 """A command and the channel it comes from."""
@@ -31,12 +34,20 @@ class Hub:
 
     A commit is a put in one queue and a settlement in another, carried out in the same call:
     nobody can see, or be left with, one without the other.
+
+    Args:
+        server: Its name, for errors.
+        incarnation: Above every birth and tag of an earlier server of this name, so its epoch.
+        durable: Whether to keep records, see `records`.
     """
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, *, incarnation: int = 0, durable: bool = False) -> None:
         self._server = server
+        self._incarnation = incarnation
+        self._births = itertools.count(incarnation)
         self._queues: dict[str, Queue] = {}
         self._commits: dict[int, Commit] = {}
+        self._journal: list[Record] | None = [] if durable else None
         self.wake_at = math.inf
         """When `tick` should be called next: never too late, sometimes too early."""
 
@@ -44,10 +55,17 @@ class Hub:
         """A new channel, or the one of this name if it has the same configuration."""
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = Queue(name, config)
+            birth = next(self._births)
+            queue = self._queues[name] = self._make(name, config, birth)
+            if self._journal is not None:
+                self._journal.append(Opened(name, birth, config))
         elif queue.config != config:
             raise ConfigMismatch(name, config.differences(queue.config))
         return queue
+
+    def _make(self, name: str, config: ChannelConfig, birth: int) -> Queue:
+        first_tag = self._incarnation
+        return Queue(name, config, birth=birth, first_tag=first_tag, journal=self._journal)
 
     def get(self, name: str) -> Queue:
         """The channel of this name; `ChannelUnknown` if there is none."""
@@ -64,6 +82,26 @@ class Hub:
         if not queue.drained:
             raise ChannelBusy(name, "it still holds items")
         del self._queues[name]
+        if self._journal is not None:
+            self._journal.append(Deleted(name))
+
+    def records(self) -> list[Record]:
+        """What has happened since this was called last: keep all of it before anybody is told."""
+        if not self._journal:
+            return []
+        records = self._journal.copy()
+        self._journal.clear()
+        return records
+
+    def save(self) -> dict[str, ChannelState]:
+        """What the records so far add up to."""
+        return {queue.name: save(queue) for queue in self._queues.values()}
+
+    def load(self, channels: Mapping[str, ChannelState]) -> None:
+        """Go on from what another server knew, as a hub that was just made."""
+        for state in channels.values():
+            queue = self._queues[state.name] = self._make(state.name, state.config, state.birth)
+            load(queue, state)
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(self._queues.values())
@@ -85,9 +123,9 @@ class Hub:
         A repeated commit gets the answer of the first.
         """
         source, target, put = self.get(commit.source), self.get(commit.target), commit.put
-        if not target.seen(put.producer, put.first):
+        if put.first >= target.expects(put.producer):
             if source.missing(commit.consumer, commit.tags):
-                return self.step(commit.target, replace(put, void=True), now)
+                return self.step(commit.target, replace(put, void=Refusal.LEASE_LOST), now)
             self._commits[put.request] = commit
         return self.step(commit.target, put, now)
 

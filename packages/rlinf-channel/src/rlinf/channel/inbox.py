@@ -5,52 +5,39 @@ A get asks for one item and lets the server send a few more, as many as this con
 back when others run dry (recall). Acknowledgements travel with the next request.
 """
 
-import itertools
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from rlinf.channel.batching import Crate, cargos
 from rlinf.channel.cargo import Cargo
-from rlinf.channel.errors import ChannelError, LeaseLost, ServerLost, Timeout
-from rlinf.channel.link import GRACE_S, Link, Reply, Through
+from rlinf.channel.errors import ChannelError, ServerLost, Timeout
+from rlinf.channel.link import Link, Reply
 from rlinf.channel.messages import Outcome
 from rlinf.channel.pace import Pace
+from rlinf.channel.promise import Promise
 from rlinf.channel.session import Session
 from rlinf.channel.tags import ranges
+from rlinf.channel.takes import Takes
 from rlinf.channel.wish import Ask, Tagged, Wish
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.comm.events import Lost
 from rlinf.comm.handle import Handle, TimeoutLike
 
 
-class Inbox:
+class Inbox(Takes):
     """Takes of one channel object, which is one consumer. Thread-safe."""
 
-    def __init__(self, link: Link, session: Session, on_lost: Callable[[str], None]) -> None:
-        self._on_lost = on_lost
+    def __init__(self, link: Link, session: Session) -> None:
+        super().__init__(link, session)
         self.lease_s = link.config.lease_s
         self.server = link.server
-        self._link = link
-        self._session = session
-        self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._local: deque[Tagged] = deque()
-        self._begun: list[int] = []
-        """Handed to the user by get; acknowledged by the next get, or by `acknowledge`."""
-        self._leases: set[int] = set()
-        self._done: list[int] = []
-        """Acknowledged by the user; the server hears of it with the next request."""
         self._ahead: Ask | None = None
         """The request for items to bring along, while it is on its way."""
-        self._waiting = 0
         self._pace = Pace(link.config)
         self._enough = 0
         """With so many items here no more are asked for: half of what came last. Where they come
         one by one, a get that waits is as quick as one that asks ahead."""
-        self._confirmed_at = time.monotonic()
-        self._failed: ChannelError | None = None
         session.add(link.number, self)
 
     # Taking
@@ -114,14 +101,10 @@ class Inbox:
             self._next_turn()
             cargo = self._begin() if self._local else None
         what = f"get from channel {self._link.channel}"
-        if cargo is not None:
-            result: Handle[object] = Handle(what)
-            result.set_result(finish(cargo))
-            return result
-        ask = self._send(Wish(), timeout_s)
-        result = Handle(what, progress=Through(ask.reply))
-        ask.reply.add_done_callback(lambda _: self._finish(ask, result, finish))
-        result.add_done_callback(lambda _: self._let_go(ask))
+        if cargo is None:
+            return Promise(self, finish, timeout_s, what).result
+        result: Handle[object] = Handle(what)
+        result.set_result(finish(cargo))
         return result
 
     # Settling
@@ -140,32 +123,7 @@ class Inbox:
             if outcome is Outcome.DONE:
                 tags = self._take_done() + tags
         if tags:
-            self.settle(tags, outcome, deadline, "ack")
-
-    def settle(
-        self, tags: Sequence[int], outcome: Outcome, deadline: float | None, operation: str
-    ) -> None:
-        """Settle tags and wait until the server knows.
-
-        Raises:
-            LeaseLost: Some had gone back to the queue before, and are not what was settled.
-        """
-        self.release(tags)
-        reply = self._link.call("settle", ranges(sorted(tags)), outcome.value)
-        (lost,) = self._link.result(reply, operation, self._link.remaining(deadline))
-        if lost and outcome is not Outcome.RETURNED:
-            assert isinstance(lost, int)
-            raise LeaseLost(self._link.channel, self._link.me, lost)
-
-    def give_back(self, tags: Sequence[int]) -> None:
-        """Return items that were not begun; does not wait."""
-        if tags:
-            self._link.call("recalled", ranges(sorted(tags)))
-
-    def release(self, tags: Iterable[int]) -> None:
-        """Renew these tags no longer."""
-        with self._lock:
-            self._leases.difference_update(tags)
+            self.settle(tags, outcome, deadline)
 
     # What the session asks
 
@@ -188,13 +146,31 @@ class Inbox:
             self._pace.forget()
             return self._drop_local()
 
-    def server_lost(self, reason: str) -> None:
-        """Nothing that is here is ours any more."""
-        link = self._link
+    def server_lost(self, lost: Lost) -> None:
+        """An incarnation of the server is gone; see `Bond`."""
+        if lost.clean:
+            self._link.bond.gone(lost.reason)
+        else:
+            self._link.bond.broken(lost.epoch, lost.reason)
+
+    # What the bond tells
+
+    def server_away(self) -> None:
+        """Nothing that is here is ours any more: leases end with the server that gave them."""
         with self._lock:
             self._local.clear()
-            self._failed = ServerLost(link.channel, link.server, "get", reason)
-        self._on_lost(reason)
+            self._begun.clear()
+            self._done.clear()
+            self._ahead = None
+
+    def server_back(self) -> None:
+        """The next get goes to the new server."""
+
+    def server_gone(self, error: ServerLost) -> None:
+        """Nothing will come any more."""
+        with self._lock:
+            self._local.clear()
+            self._failed, self._once = error, False
 
     def farewell(self) -> None:
         """Nobody gets from here any more: tell what is done, give back what is not."""
@@ -210,20 +186,12 @@ class Inbox:
 
     # Under the lock
 
-    def _check(self) -> None:
-        if self._failed is not None:
-            raise self._failed
-
     def _next_turn(self) -> None:
         if self._failed is not None:
-            raise self._failed
+            self._check()
         if self._begun:
             self._done += self._begun
             self._begun.clear()
-
-    def _take_done(self) -> list[int]:
-        done, self._done = self._done, []
-        return done
 
     def _begin(self) -> Cargo:
         tag, cargo = self._local.popleft()
@@ -251,63 +219,6 @@ class Inbox:
 
     # Requests
 
-    def _send(self, wish: Wish, timeout_s: float | None) -> Ask:
-        number = next(self._numbers)
-        with self._lock:
-            done = self._take_done()
-            self._waiting += wish.wait
-        self._session.hold()
-        reply = self._link.call("take", (number, ranges(sorted(done))), tuple(wish), timeout_s)
-        ask = Ask(number, reply)
-        reply.add_done_callback(lambda _: self._arrived(ask, wish))
-        return ask
-
-    def _arrived(self, ask: Ask, wish: Wish) -> None:
-        with self._lock:
-            self._waiting -= wish.wait
-            late = ask.abandoned
-        if late:
-            self._return(ask)
-
-    def _return(self, ask: Ask) -> None:
-        """Nobody wants what has come any more."""
-        if ask.reply.exception() is None:
-            try:
-                self.give_back([tag for tag, _ in self._read(ask, "get")])
-            except ChannelError:
-                return  # it was a refusal: there is nothing to give back
-
-    def _read(self, ask: Ask, operation: str) -> list[Tagged]:
-        first, crate = self._link.read(ask.reply, operation)
-        assert isinstance(first, int) and isinstance(crate, tuple)
-        self._confirmed_at = max(self._confirmed_at, ask.sent_at)
-        return list(enumerate(cargos(Crate(*crate)), start=first))
-
-    def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
-        limit = self._link.remaining(deadline)
-        ask = self._send(wish, limit)
-        try:
-            ask.reply.wait(None if limit is None else limit + GRACE_S)
-        except BaseException as error:
-            if self._withdraw(ask):
-                if not isinstance(error, CommTimeout):
-                    raise
-                state = f"{self._link.server} is silent"
-                raise Timeout(self._link.channel, operation, limit or 0.0, state) from error
-        return self._read(ask, operation)
-
-    def _let_go(self, ask: Ask) -> None:
-        self._withdraw(ask)
-
-    def _withdraw(self, ask: Ask) -> bool:
-        """Nobody waits any more: an item that comes later goes back. False: it has come."""
-        with self._lock:
-            if ask.reply.done():
-                return False
-            ask.abandoned = True
-        self._link.call("cancel", ask.number)
-        return True
-
     def _get_one(self, timeout: TimeoutLike, key: str | None) -> Cargo:
         deadline = self._link.deadline(timeout)
         while True:
@@ -316,12 +227,14 @@ class Inbox:
                 self._pace.asks()
             if ahead is None:
                 wish = Wish(self._pace.credit if key is None else 1, key=key)
-                items = self._wait_for(wish, deadline, "get")
+                what = "get" if key is None else f"get of key {key!r}"
+                items = self._wait_for(wish, deadline, what)
             else:
                 self._land(deadline, "get")
                 items = []
             with self._lock:
-                self._check()
+                if not items:
+                    self._check()
                 self._pace.arrived()
                 if key is not None:
                     ((tag, cargo),) = items
@@ -332,7 +245,7 @@ class Inbox:
                     return self._begin()
 
     def _bring_along(self) -> None:
-        ask = self._send(Wish(self._pace.credit, wait=False), None)
+        ask = self.send(Wish(self._pace.credit, wait=False), None)
         with self._lock:
             self._ahead = ask
         ask.reply.add_done_callback(lambda _: self._absorb(ask))
@@ -351,6 +264,12 @@ class Inbox:
 
     def _absorb(self, ask: Ask) -> None:
         """Take in what was brought along: by the callback or the waiting get, whoever is first."""
+        if not self._link.answered(ask.reply):
+            with self._lock:
+                self._ahead = None if self._ahead is ask else self._ahead
+            with suppress(ChannelError, CommError):  # tells the bond, which may ask for our lock
+                self.read(ask, "get")
+            return
         with self._lock:
             if self._ahead is ask:
                 self._ahead = None
@@ -358,30 +277,9 @@ class Inbox:
                 return
             ask.absorbed = True
             try:
-                self._take_in(self._read(ask, "get"))
+                self._take_in(self.read(ask, "get"))
             except (ChannelError, CommError):
                 return  # the next request will say so itself
-
-    def _finish(self, ask: Ask, result: Handle[object], finish: Callable[[Cargo], object]) -> None:
-        if ask.abandoned:
-            return
-        try:
-            ((tag, cargo),) = self._read(ask, "get")
-        except (ChannelError, CommError) as error:
-            result.set_error(error)
-            return
-        try:
-            value = finish(cargo)
-        except ValueError as error:
-            self._link.call("settle", (tag, tag), Outcome.REJECTED.value)
-            result.set_error(error)
-            return
-        with self._lock:
-            self._begun.append(tag)
-        if not result.set_result(value):
-            with self._lock:
-                self._begun.remove(tag)
-            self.give_back([tag])
 
     def _renewed(self, answer: Handle[Reply], sent_at: float) -> None:
         try:

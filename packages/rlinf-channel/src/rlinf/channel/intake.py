@@ -1,10 +1,13 @@
 """The producers' side of the queue: numbering, duplicates, bounds and the line of those waiting."""
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from rlinf.channel.config import ChannelConfig
+from rlinf.channel.journal import Admitted, ChannelState, ProducerState, Record
 from rlinf.channel.lane import Lanes
 from rlinf.channel.messages import (
     Accepted,
@@ -14,18 +17,31 @@ from rlinf.channel.messages import (
     Put,
     Refusal,
     Refused,
+    Resume,
 )
+from rlinf.channel.tags import ranges
+
+REMEMBERED = 4096
+"""So many refused numbers of a producer, and so many lost producers, are still known."""
 
 
 class _Producer:
     """What is known of one producer: the next number, what came too early, what was refused."""
 
-    __slots__ = ("early", "next", "refused")
+    __slots__ = ("early", "holes", "lost", "next", "refused")
 
     def __init__(self) -> None:
         self.next = 0
+        self.lost = False
         self.early: dict[int, list[Put]] = {}
         self.refused: dict[int, Refusal] = {}
+        self.holes: deque[tuple[int, int]] = deque()
+        """Numbers from `next` on that will not come (first, last)."""
+
+    def jump(self) -> None:
+        """Go past what will not come."""
+        while self.holes and self.holes[0][0] <= self.next:
+            self.next = max(self.next, self.holes.popleft()[1] + 1)
 
 
 class _Offer:
@@ -52,7 +68,11 @@ class Intake:
     message finds its first answer again.
     """
 
-    def __init__(self, config: ChannelConfig) -> None:
+    def __init__(
+        self, channel: str, config: ChannelConfig, journal: list[Record] | None = None
+    ) -> None:
+        self._channel = channel
+        self._journal = journal
         self._max_items = config.max_items
         self._max_bytes = config.buffer_bytes
         self._producers: dict[ClientId, _Producer] = {}
@@ -70,25 +90,34 @@ class Intake:
         """Items taken in so far."""
         return self._orders
 
-    def seen(self, producer: ClientId, number: int) -> bool:
-        """Whether this number has arrived before."""
-        known = self._producers.get(producer)
-        return known is not None and number < known.next
-
     def receive(self, put: Put) -> list[Command]:
         """Line a put up behind the others, in its producer's order; answers repeats at once."""
         producer = self._producers.setdefault(put.producer, _Producer())
+        producer.lost = False
         if put.first > producer.next and not self.closed:
             producer.early.setdefault(put.first, []).append(put)
             return []
-        commands = self._line_up(producer, put)
-        while producer.early and (first := min(producer.early)) <= producer.next:
-            for early in producer.early.pop(first):
-                commands += self._line_up(producer, early)
-        return commands
+        return self._line_up(producer, put) + self._catch_up(producer)
 
-    def admit(self, lanes: Lanes) -> list[Command]:
-        """Move what fits from the head of the line into the queue."""
+    def expects(self, producer: ClientId) -> int:
+        """The next number of a producer."""
+        known = self._producers.get(producer)
+        return known.next if known else 0
+
+    def resume(self, resume: Resume) -> list[Command]:
+        """A producer says which of its numbers may still come: do not wait for the others."""
+        producer = self._producers.setdefault(resume.producer, _Producer())
+        producer.lost = False
+        at, holes = producer.next, list(producer.holes)
+        for first, last in (*resume.outstanding, (resume.next, resume.next)):
+            if at < first:
+                holes.append((at, first - 1))
+            at = max(at, last + 1)
+        producer.holes = deque(sorted(holes))
+        return self._catch_up(producer)
+
+    def admit(self, lanes: Lanes, leased: int) -> list[Command]:
+        """Move what fits from the head of the line into the queue, of which `leased` are out."""
         commands: list[Command] = []
         line = self.line
         while line:
@@ -99,26 +128,35 @@ class Intake:
             line.popleft()
             room = None if self._max_items is None else max(self._max_items - len(lanes), 0)
             left = max(self._max_bytes - self.held_bytes, 0)
-            commands += [Accepted(request, room, left) for request in offer.requests]
+            held = len(lanes) + leased
+            commands += [Accepted(request, room, left, held) for request in offer.requests]
         return commands
 
     def close(self) -> list[Command]:
         """Refuse what comes from now on, and what came too early; keep what waits in line."""
         self.closed = True
-        refused: list[Command] = []
+        waiting = [put for puts in self._early() for put in puts if put.request]
         for producer in self._producers.values():
-            for puts in producer.early.values():
-                refused += [Refused(put.request, Refusal.CLOSED) for put in puts]
             producer.early.clear()
-        return refused
+        return [Refused(put.request, Refusal.CLOSED) for put in waiting]
 
     def expire(self, now: float) -> list[Command]:
         """Refuse offers whose deadline has come."""
         late = [o for o in self.line if o.put.deadline is not None and o.put.deadline <= now]
-        return [command for offer in late for command in self._drop(offer, Refusal.FULL)]
+        refused = [command for offer in late for command in self._drop(offer, Refusal.FULL)]
+        for puts in self._early():
+            for index, put in enumerate(puts):
+                if put.deadline is not None and put.deadline <= now and put.request:
+                    refused.append(Refused(put.request, Refusal.FULL))
+                    puts[index] = replace(put, request=0, void=Refusal.FULL)
+        return refused
 
     def cancel(self, request: int) -> list[Command]:
-        """Take a waiting offer back."""
+        """Take a waiting offer back; one that came too early will be refused when it is due."""
+        for puts in self._early():
+            for index, put in enumerate(puts):
+                if put.request == request:
+                    puts[index] = replace(put, void=Refusal.CANCELLED)
         found = [offer for offer in self.line if request in offer.requests]
         return [command for offer in found for command in self._drop(offer, Refusal.CANCELLED)]
 
@@ -130,14 +168,46 @@ class Intake:
         """
         for client in [c for c in self._producers if c.worker == worker and c.epoch == epoch]:
             self._producers[client].early.clear()
-            self._lost.append(client)
-        while len(self._lost) > 4096:
-            self._producers.pop(self._lost.popleft(), None)
+            self._lose(client)
 
-    def deadline(self) -> float | None:
+    def _lose(self, client: ClientId) -> None:
+        self._producers[client].lost = True
+        self._lost.append(client)
+        while len(self._lost) > REMEMBERED:
+            oldest = self._lost.popleft()
+            if oldest in self._producers and self._producers[oldest].lost:
+                del self._producers[oldest]
+
+    def save(self, state: ChannelState) -> None:
+        """Add what a restarted server must know of the producers."""
+        for client, producer in self._producers.items():
+            waiting = [o.put.first + o.taken for o in self.line if o.put.producer == client]
+            refused = _runs(producer.refused)
+            state.producers[client] = ProducerState(min([producer.next, *waiting]), refused)
+
+    def load(self, state: ChannelState) -> None:
+        """Go on from what another server knew. Whoever does not come back is forgotten in time."""
+        self.closed = state.closed
+        self._orders = state.orders
+        self.held_bytes = sum(item.nbytes for item in state.items.values())
+        for client, known in state.producers.items():
+            producer = self._producers[client] = _Producer()
+            producer.next = known.next
+            for first, last in known.refused:
+                self._refuse(producer, range(first, last + 1), Refusal.FULL)
+            # Those beyond `next` are settled although earlier numbers may still come.
+            producer.holes.extend(run for run in known.refused if run[1] >= known.next)
+            self._lose(client)
+
+    def deadline(self) -> float:
         """The earliest deadline in the line."""
-        times = [o.put.deadline for o in self.line if o.put.deadline is not None]
-        return min(times, default=None)
+        puts = [offer.put for offer in self.line]
+        puts += [p for early in self._early() for p in early if p.request]
+        return min([p.deadline for p in puts if p.deadline is not None], default=math.inf)
+
+    def _early(self) -> list[list[Put]]:
+        """Puts that came before their turn, to be changed in place."""
+        return [puts for p in self._producers.values() if p.early for puts in p.early.values()]
 
     def _line_up(self, producer: _Producer, put: Put) -> list[Command]:
         skip = producer.next - put.first
@@ -149,10 +219,23 @@ class Intake:
             return [Refused(put.request, Refusal.CLOSED, accepted=max(skip, 0))]
         producer.next = put.first + len(put.items)
         if put.void:
-            self._refuse(producer, range(put.first, producer.next), Refusal.LEASE_LOST)
-            return [Refused(put.request, Refusal.LEASE_LOST, lost=len(fresh))]
+            first = producer.next - len(fresh)
+            self._refuse(producer, range(first, producer.next), put.void)
+            lost = len(fresh)
+            return [Refused(put.request, put.void, accepted=len(put.items) - lost, lost=lost)]
         self.line.append(_Offer(put, fresh, producer.next - 1))
         return []
+
+    def _catch_up(self, producer: _Producer) -> list[Command]:
+        """Line up what came too early and is now due."""
+        commands: list[Command] = []
+        producer.jump()
+        while producer.early and (first := min(producer.early)) <= producer.next:
+            for early in producer.early.pop(first):
+                answers = self._line_up(producer, early)
+                commands += answers if early.request else ()
+            producer.jump()
+        return commands
 
     def _repeat(self, producer: _Producer, put: Put) -> list[Command]:
         last = put.first + len(put.items) - 1
@@ -178,17 +261,18 @@ class Intake:
             over = self._max_items is not None and queued > self._max_items
             if (over and len(lanes)) or (held > self._max_bytes and self.held_bytes):
                 return
-        while items:
-            item = items[0]
-            if not offer.put.atomic and not self._fits(item, lanes):
-                return
-            items.popleft()
+        order, number = self._orders, offer.put.first + offer.taken
+        taken: list[Item] = []
+        while items and (offer.put.atomic or self._fits(items[0], lanes)):
+            item = items.popleft()
             item.order = self._orders
             self._orders += 1
             self.held_bytes += item.nbytes
             self.admitted_bytes += item.nbytes
             lanes.append(item)
-            offer.taken += 1
+            taken.append(item)
+        offer.taken += len(taken)
+        self._record(offer, number, order, taken)
 
     def _admit_all(self, offer: _Offer, lanes: Lanes) -> None:
         """The same for an offer which fits as a whole, which is the usual case."""
@@ -197,11 +281,19 @@ class Intake:
             item.order = order
             order += 1
         lanes.append_all(offer.items)
+        if self._journal is not None:
+            number = offer.put.first + offer.taken
+            self._record(offer, number, self._orders, tuple(offer.items))
         self._orders = order
         self.held_bytes += offer.nbytes
         self.admitted_bytes += offer.nbytes
         offer.taken += len(offer.items)
         offer.items.clear()
+
+    def _record(self, offer: _Offer, number: int, order: int, items: Sequence[Item]) -> None:
+        if self._journal is not None and items:
+            admitted = Admitted(self._channel, offer.put.producer, number, order, items)
+            self._journal.append(admitted)
 
     def _fits(self, item: Item, lanes: Lanes) -> bool:
         if self._max_items is not None and len(lanes) >= self._max_items:
@@ -217,5 +309,10 @@ class Intake:
     @staticmethod
     def _refuse(producer: _Producer, numbers: range, reason: Refusal) -> None:
         producer.refused.update(dict.fromkeys(numbers, reason))
-        for old in list(islice(producer.refused, max(len(producer.refused) - 4096, 0))):
+        for old in list(islice(producer.refused, max(len(producer.refused) - REMEMBERED, 0))):
             del producer.refused[old]
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    runs = ranges(sorted(numbers))
+    return list(zip(runs[::2], runs[1::2], strict=True))

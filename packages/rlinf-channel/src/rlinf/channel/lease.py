@@ -1,36 +1,56 @@
 """Lease: items that are one consumer's until it settles them."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rlinf.channel.batching import Loading
-from rlinf.channel.cargo import Cargo, pack, unpack
+from rlinf.channel.cargo import Cargo
+from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
 from rlinf.channel.inbox import Inbox
-from rlinf.channel.link import GRACE_S, Link, Reply
+from rlinf.channel.link import GRACE_S, Link, ServerAway
 from rlinf.channel.messages import Outcome
 from rlinf.channel.tags import ranges
 from rlinf.channel.wish import Tagged
 from rlinf.comm.errors import CommError
-from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
+from rlinf.comm.handle import DEFAULT, TimeoutLike
 
 if TYPE_CHECKING:
     from rlinf.channel.channel import Channel
 
 
 class Commit:
-    """A commit on its way to the server."""
+    """A commit on its way to the server, and to the next where that one dies.
+
+    Args:
+        lease: Whose items it settles.
+        indexes: Which of them.
+        to: Where its outputs go.
+        first: Number of the first output.
+        fields: Of the request.
+        limit: Seconds the server has for it; None: for ever.
+    """
 
     def __init__(
-        self, lease: "Lease", indexes: tuple[int, ...], link: Link, reply: Handle[Reply]
+        self,
+        lease: "Lease",
+        indexes: tuple[int, ...],
+        to: "Channel",
+        first: int,
+        fields: tuple[object, ...],
+        limit: float | None,
     ) -> None:
         self._lease, self._indexes = lease, indexes
-        self._link, self._reply = link, reply
+        self._link, self._outbox, self._first = lease._link, to._outbox, first
+        self._fields = fields
+        self._deadline = None if limit is None else time.monotonic() + limit + GRACE_S
+        self._reply = self._link.call("commit", *fields)
 
     def done(self) -> bool:
-        """Whether the server has answered."""
+        """Whether the server has answered, or is lost."""
         return self._reply.done()
 
     def wait(self, timeout: TimeoutLike = DEFAULT) -> None:
@@ -42,13 +62,27 @@ class Commit:
         self._link.wait(self._reply, "commit", timeout)
 
     def conclude(self) -> None:
-        """Settle the items as the server says, or raise what `Lease.commit_items` says."""
+        """Settle the items as the server says, or raise what `Lease.commit_items` says.
+
+        A server that died before it answered is waited for, and asked again.
+        """
+        accepted = False
         try:
-            self._link.read(self._reply, "commit")
+            self._answer()
+            accepted = True
         except LeaseLost:
             self._lease._forget(self._indexes)
             raise
+        finally:
+            self._outbox.reserved(self._first, accepted=accepted)
         self._lease._forget(self._indexes)
+
+    def _answer(self) -> None:
+        try:
+            self._link.result(self._reply, "commit", self._link.remaining(self._deadline))
+        except ServerAway:
+            left = self._link.remaining(self._deadline)
+            self._link.ask("commit", *self._fields, timeout=left)
 
 
 class Lease:
@@ -76,8 +110,7 @@ class Lease:
         index = range(len(self))[index]
         cargo = self._cargos[index]
         if cargo is not None:
-            allow = self._link.endpoint.config.allow_pickle
-            self._values[index] = unpack(cargo, allow_pickle=allow)
+            self._values[index] = open_cargo(self._link, cargo)
             self._cargos[index] = None
         return self._values[index]
 
@@ -135,10 +168,7 @@ class Lease:
         if not outputs:
             self.ack(indexes, timeout)
             return
-        limit = self._link.seconds(timeout)
-        commit = self.commit_later(indexes, outputs, to, timeout)
-        commit.wait(None if limit is None else limit + GRACE_S)
-        commit.conclude()
+        self._commit(indexes, outputs, to, timeout).conclude()
 
     def commit_later(
         self,
@@ -148,6 +178,18 @@ class Lease:
         timeout: TimeoutLike = DEFAULT,
     ) -> "Commit":
         """`commit_items` without waiting for the server; call `conclude` on what it returns."""
+        return self._commit(indexes, outputs, to, timeout, own=True)
+
+    def _commit(
+        self,
+        indexes: Sequence[int],
+        outputs: Sequence[tuple[object, float]],
+        to: "Channel",
+        timeout: TimeoutLike,
+        *,
+        own: bool = False,
+    ) -> "Commit":
+        """`own`: outputs may change before the answer, and may have to be sent again."""
         link, target = self._link, to._link
         if (target.server, target.endpoint) != (link.server, link.endpoint):
             raise InvalidConfig(
@@ -157,13 +199,15 @@ class Lease:
         message = Loading()
         for item, weight in outputs:
             to._check(weight)
-            message.add(pack(item, allow_pickle=to._allow_pickle), weight, None)
+            message.add(to._packer.pack(item), weight, None)
+        if own:
+            to._outbox.own(message)
         tags = self._held_tags(indexes)
         first = to._outbox.reserve(message.count)
         place = target.channel, target.number, first
         limit = link.seconds(timeout)
-        reply = link.call("commit", ranges(sorted(tags)), place, tuple(message.crate()), limit)
-        return Commit(self, tuple(indexes), link, reply)
+        fields = ranges(sorted(tags)), place, tuple(message.crate()), limit
+        return Commit(self, tuple(indexes), to, first, fields, limit)
 
     def __enter__(self) -> "Lease":
         return self
@@ -204,4 +248,4 @@ class Lease:
         self._forget(chosen)
         if tags:
             deadline = self._link.deadline(timeout)
-            self._inbox.settle(tags, outcome, deadline, f"{outcome.value} of a lease")
+            self._inbox.settle(tags, outcome, deadline)

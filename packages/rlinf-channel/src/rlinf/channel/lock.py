@@ -2,20 +2,30 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost, LockTimeout, Timeout
+from rlinf.channel.errors import (
+    ChannelError,
+    InvalidConfig,
+    LeaseLost,
+    LockTimeout,
+    ServerLost,
+    Timeout,
+)
 from rlinf.channel.link import GRACE_S, Reply, read
 from rlinf.channel.session import session_of
 from rlinf.channel.statistics import LockStatistics
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.comm.events import Lost
 from rlinf.comm.handle import DEFAULT, Default, Handle, TimeoutLike
 
 LOCK_SERVICE = "device-lock"
+RETRY_S = 0.1
+"""Between two looks for a server that died."""
 NAME = "device lock"
 
 
@@ -55,6 +65,7 @@ class DeviceLock:
         self._number = self._session.number()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
+        self._closed = threading.Event()
         self._token: int | None = None
         self._session.add(self._number, self)
 
@@ -99,14 +110,16 @@ class DeviceLock:
         return state
 
     def _acquire(self, order: tuple[int, ...], limit: float | None) -> Grant:
-        reply = self._call("acquire", sorted(self.devices), tuple(order), limit)
-        try:
-            wait_s = None if limit is None else limit + GRACE_S
-            token, lease_s = self._result(reply, "acquire", wait_s)
-        except BaseException:
-            reply.add_done_callback(self._give_back)
-            self._call("cancel")
-            raise
+        def acquire(left: float | None) -> Reply:
+            reply = self._call("acquire", sorted(self.devices), tuple(order), left)
+            try:
+                return self._result(reply, "acquire", None if left is None else left + GRACE_S)
+            except BaseException:
+                reply.add_done_callback(self._give_back)
+                self._call("cancel")
+                raise
+
+        token, lease_s = self._persist(acquire, limit)
         assert isinstance(token, int) and isinstance(lease_s, float)
         self.lease_s = lease_s
         with self._lock:
@@ -136,8 +149,10 @@ class DeviceLock:
         """A lock holds no items."""
         return []
 
-    def server_lost(self, reason: str) -> None:
-        """The next operation will say so."""
+    def server_lost(self, lost: Lost) -> None:
+        """One that was closed is not waited for; one that died may come back."""
+        if lost.clean:
+            self._closed.set()
 
     def _call(self, operation: str, *fields: object) -> Handle[Reply]:
         try:
@@ -158,8 +173,24 @@ class DeviceLock:
 
     def _ask(self, operation: str, *fields: object) -> bool:
         """Whether the server says that the grant had ended; True if it cannot say."""
+
+        def ask(left: float | None) -> Reply:
+            return self._result(self._call(operation, *fields), operation, left)
+
         try:
-            (lost,) = self._result(self._call(operation, *fields), operation, DEFAULT)
+            (lost,) = self._persist(ask, self._endpoint.config.connection_timeout_s)
         except (ChannelError, CommError):
             return True
         return bool(lost)
+
+    def _persist(self, act: Callable[[float | None], Reply], limit: float | None) -> Reply:
+        """Act, with the seconds left, again while the server is away: at most for a lease."""
+        now = time.monotonic()
+        deadline = None if limit is None else now + limit
+        until = now + min(self.lease_s, limit or self.lease_s)
+        while True:
+            try:
+                return act(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except ServerLost:
+                if time.monotonic() >= until or self._closed.wait(RETRY_S):
+                    raise

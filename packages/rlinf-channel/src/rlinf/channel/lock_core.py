@@ -10,16 +10,21 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from rlinf.channel.journal import Freed, Held, Record
 from rlinf.channel.messages import Cancel, ClientId, Gone, Refusal, Refused, Settled, Tick
 from rlinf.channel.statistics import Holder, LockStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """A client wants all of `devices`; answered by `Granted` or `Refused`."""
+    """A client wants all of `devices`; answered by `Granted` or `Refused`.
+
+    A client asks for one grant at a time: one that asks while it has a grant does not know of it
+    (the answer was lost), and that grant ends.
+    """
 
     request: int
     client: ClientId
@@ -90,13 +95,23 @@ class _Waiter:
 
 
 class LockCore:
-    """Every device of one server. Not thread-safe: its owner serialises the steps."""
+    """Every device of one server. Not thread-safe: its owner serialises the steps.
 
-    def __init__(self, lease_s: float) -> None:
+    Args:
+        lease_s: A grant ends when its holder is silent for so long.
+        first_token: Tokens count up from here: above those of an earlier server of this name.
+        journal: Where to append what must outlive the server; None: nothing must.
+    """
+
+    def __init__(
+        self, lease_s: float, *, first_token: int = 0, journal: list[Record] | None = None
+    ) -> None:
         self._lease_s = lease_s
+        self._journal = journal
         self._grants: dict[int, _Grant] = {}
         self._waiters: dict[int, _Waiter] = {}
-        self._tokens = 0
+        self._tokens = first_token
+        self._granted = 0
         self._arrivals = 0
         self._lost = 0
         self.wake_at = math.inf
@@ -113,15 +128,32 @@ class LockCore:
         """Take one event in; what to answer to whom."""
         return self._handlers[type(event)](event, now) + self._grant(now)
 
+    def load(self, grants: Iterable[Held], now: float) -> None:
+        """Go on with the grants of another server, as a lock that was just made.
+
+        Their holders have a whole lease to show that they live.
+        """
+        for held in grants:
+            acquire = Acquire(0, held.client, frozenset(held.devices), held.order)
+            self._grants[held.token] = _Grant(acquire, held.token, now, now + self._lease_s)
+            self._tokens = max(self._tokens, held.token)
+            self.wake_at = now + self._lease_s
+
+    def save(self) -> dict[int, Held]:
+        """The grants that a restarted server must know."""
+        return {g.token: _held(g.acquire, g.token) for g in self._grants.values()}
+
     def statistics(self, now: float) -> LockStatistics:
         """Who holds what and who waits, first in line first."""
         holders = tuple(
             self._picture(g.acquire, g.token, now - g.since) for g in self._grants.values()
         )
         waiters = tuple(self._picture(w.acquire, 0, now - w.since) for w in self._line())
-        return LockStatistics(holders, waiters, grants=self._tokens, lost=self._lost)
+        return LockStatistics(holders, waiters, grants=self._granted, lost=self._lost)
 
     def _on_acquire(self, acquire: Acquire, now: float) -> list[LockCommand]:
+        for grant in [g for g in self._grants.values() if g.acquire.client == acquire.client]:
+            self._on_release(Release(None, grant.token), now)
         self._waiters[acquire.request] = _Waiter(acquire, self._arrivals, now)
         self._arrivals += 1
         if acquire.deadline is not None:
@@ -130,6 +162,8 @@ class LockCore:
 
     def _on_release(self, release: Release, now: float) -> list[LockCommand]:
         lost = self._grants.pop(release.token, None) is None
+        if not lost and self._journal is not None:
+            self._journal.append(Freed(release.token))
         return [] if release.request is None else [Settled(release.request, int(lost))]
 
     def _on_keep(self, keep: Keep, now: float) -> list[LockCommand]:
@@ -171,6 +205,8 @@ class LockCore:
     def _end(self, grants: list[_Grant], *, expired: bool) -> list[LockCommand]:
         for grant in grants:
             del self._grants[grant.token]
+            if self._journal is not None:
+                self._journal.append(Freed(grant.token))
         self._lost += len(grants)
         return [Ended(g.token, g.acquire.client, expired) for g in grants]
 
@@ -197,6 +233,9 @@ class LockCore:
             acquire = waiter.acquire
             if taken.isdisjoint(acquire.devices):
                 self._tokens += 1
+                self._granted += 1
+                if self._journal is not None:
+                    self._journal.append(_held(acquire, self._tokens))
                 grant = _Grant(acquire, self._tokens, now, now + self._lease_s)
                 self._grants[self._tokens] = grant
                 self.wake_at = min(self.wake_at, grant.expires_at)
@@ -209,3 +248,7 @@ class LockCore:
     def _picture(acquire: Acquire, token: int, since_s: float) -> Holder:
         devices = tuple(sorted(acquire.devices))
         return Holder(str(acquire.client), devices, acquire.order, token, since_s)
+
+
+def _held(acquire: Acquire, token: int) -> Held:
+    return Held(token, acquire.client, tuple(sorted(acquire.devices)), acquire.order)

@@ -2,10 +2,11 @@
 
 import itertools
 import logging
-import threading
 import time
 
-from rlinf.channel.errors import LockTimeout, ServerLost
+from rlinf.channel.archive import Archive
+from rlinf.channel.errors import LockTimeout, ServerLost, SpoolFailed
+from rlinf.channel.journal import Record
 from rlinf.channel.link import OK, Reply, describe
 from rlinf.channel.lock_core import (
     Acquire,
@@ -20,19 +21,26 @@ from rlinf.channel.lock_core import (
 )
 from rlinf.channel.messages import Cancel, ClientId, Gone, Settled, Tick
 from rlinf.channel.statistics import LockStatistics
+from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.request import Request
 
 log = logging.getLogger(__name__)
 
 
 class LockService:
-    """The device lock of one server. Runs on whichever thread brings a request; never waits."""
+    """The device lock of one server. Runs on whichever thread brings a request; waits for nothing
+    but, where there is a spool, for its disk.
+    """
 
-    def __init__(self, server: str, lease_s: float) -> None:
-        self._server = server
-        self._core = LockCore(lease_s)
+    def __init__(self, endpoint: Endpoint, lease_s: float, archive: Archive) -> None:
+        self._server = str(endpoint.id)
+        self._archive = archive
+        self._journal: list[Record] | None = [] if archive.durable else None
+        self._core = LockCore(lease_s, first_token=endpoint.epoch, journal=self._journal)
+        self._core.load(archive.found.grants.values(), time.monotonic())
+        archive.savers.append(lambda state: state.grants.update(self._core.save()))
         self._lease_s = lease_s
-        self._lock = threading.Lock()
+        self._lock = archive.lock
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Request, Acquire | None, float]] = {}
 
@@ -92,7 +100,17 @@ class LockService:
 
     def _step(self, event: LockEvent, now: float) -> None:
         with self._lock:
-            commands = self._core.step(event, now)
+            try:
+                self._archive.check()
+                commands = self._core.step(event, now)
+                if self._journal:
+                    self._archive.keep(self._journal)
+                    self._journal.clear()
+            except SpoolFailed as error:
+                left, self._open = self._open, {}
+                for request, _, _ in left.values():
+                    request.reply(describe(error))
+                return
         for command in commands:
             if isinstance(command, Ended):
                 why = "its lease ran out" if command.expired else "it is gone"

@@ -49,6 +49,8 @@ class Outcome(Enum):
     """Unusable: forget it and count it apart."""
     RETURNED = "returned"
     """Not worked on: back to the front."""
+    DEAD = "dead"
+    """Given back too often: kept aside. Decided by the queue, not by a consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Put:
     """A producer offers items numbered `first`, `first + 1`, ...; each number is used once."""
 
     request: int
+    """0: nobody waits for the answer (any more)."""
     producer: ClientId
     first: int
     items: Sequence[Item]
@@ -63,8 +66,9 @@ class Put:
     """When to answer `Refused(FULL)` for what had no room by then."""
     atomic: bool = False
     """All or nothing, and more than the bound only into an empty channel: for a commit."""
-    void: bool = False
-    """Use the numbers up and refuse with LEASE_LOST: for a commit whose inputs are gone."""
+    void: "Refusal | None" = None
+    """Use the numbers up and refuse with this reason: for a commit whose inputs are gone
+    (LEASE_LOST), or where the spool has no space (NO_SPACE)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,9 @@ class Take:
     """Tags that are settled by asking again: nobody else is served between the two."""
     along: int = 0
     """With `full` and `max_items`: so many more may come along, by whole batches."""
+    holds: int | None = None
+    """How many items the consumer knows it holds. Where the server has given it more, the rest is
+    on its way back, and the channel is not drained. None: all it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,19 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """A producer goes on after its server was restarted.
+
+    Of its numbers below `next` only those in `outstanding` (first, last; ascending) may still come;
+    every other one is settled, whether this server knows it or not.
+    """
+
+    producer: ClientId
+    next: int
+    outstanding: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """An incarnation of a worker is lost, with every client in it."""
 
@@ -169,7 +189,7 @@ class Commit:
     put: Put
 
 
-Event = Put | Take | Attach | Settle | Recalled | Renew | Gone | Cancel | Close | Tick
+Event = Put | Take | Attach | Settle | Recalled | Renew | Resume | Gone | Cancel | Close | Tick
 
 
 class Refusal(Enum):
@@ -180,25 +200,34 @@ class Refusal(Enum):
     TIMEOUT = "timeout"
     LEASE_LOST = "lease lost"
     CANCELLED = "cancelled"
+    NO_SPACE = "no space"
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The items of a put are held. `room_*`: what else would fit now; None: no bound."""
+    """The items of a put are held. `room_*`: what else would fit now; None: no bound.
+
+    `held`: items in the channel, queued and leased.
+    """
 
     request: int
     room_items: int | None
     room_bytes: int
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The consumer is given `items`, tagged `first_tag`, `first_tag + 1`, ..."""
+    """The consumer is given `items`, tagged `first_tag`, `first_tag + 1`, ...
+
+    `held`: items in the channel, queued and leased, these included.
+    """
 
     request: int
     consumer: ClientId
     first_tag: int
     items: Sequence[Item]
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,4 +264,19 @@ class Released:
     expired: bool = False
 
 
-Command = Accepted | Delivered | Settled | Refused | Recall | Released
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """An item went back for the last time: it is kept aside, and nobody gets it any more."""
+
+    consumer: ClientId
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Items have left the channel: whoever keeps something for them need not any longer."""
+
+    items: Sequence[Item]
+
+
+Command = Accepted | Delivered | Settled | Refused | Recall | Released | Buried | Left

@@ -6,17 +6,25 @@ timer, and no item waits for one that may never come.
 """
 
 import logging
-import threading
 import time
-from collections import deque
+from itertools import chain
 
 from rlinf.channel.batching import Loading
 from rlinf.channel.cargo import LARGE, Cargo, detach
-from rlinf.channel.errors import ChannelClosed, ChannelError, Full, ItemTooLarge, ServerLost
-from rlinf.channel.link import GRACE_S, Link, Reply
+from rlinf.channel.errors import (
+    ChannelClosed,
+    ChannelError,
+    Full,
+    ItemTooLarge,
+    ServerLost,
+    SpoolFull,
+    Timeout,
+)
+from rlinf.channel.flight import Flight, Message
+from rlinf.channel.link import GRACE_S, Link
 from rlinf.channel.session import Session
+from rlinf.channel.tags import Ranges
 from rlinf.comm.errors import CommError
-from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.comm.handle import Handle, TimeoutLike
 
 log = logging.getLogger(__name__)
@@ -27,43 +35,29 @@ ON_THE_WAY = 1
 """Messages sent ahead of their acknowledgements before small items are gathered instead."""
 
 
-class _Message:
-    """Items which travel together, first gathered, then sent, then acknowledged."""
+class Outbox(Flight):
+    """Puts of one channel object. Thread-safe; items keep the order in which they were added.
 
-    __slots__ = ("first", "handles", "items", "reply", "watched")
-
-    def __init__(self, first: int, items: Loading, *, watched: bool = False) -> None:
-        self.first = first
-        self.items = items
-        self.watched = watched
-        """Its caller waits for the reply and is told by it."""
-        self.handles: list[Handle[None]] = []
-        self.reply: Handle[Reply] | None = None
-
-
-class Outbox:
-    """Puts of one channel object. Thread-safe; items keep the order in which they were added."""
+    Items stay here until they are acknowledged. When the server dies and comes back they are sent
+    again, under their numbers, so that none is in twice.
+    """
 
     def __init__(self, link: Link, session: Session) -> None:
-        self._link = link
-        self._session = session
-        self._lock = threading.Lock()
-        self._sent = threading.Condition(self._lock)
-        self._unsent_awaited = 0
+        super().__init__(link, session)
         self._next = 0
-        self._gathered: _Message | None = None
-        self._on_the_way: deque[_Message] = deque()
+        self._gathered: Message | None = None
         self._items = 0
         """Taken over and not acknowledged, gathered ones included."""
         self._nbytes = 0
         self._window_items = link.config.put_window_items
         self._window_bytes = link.config.window_bytes
         self._bound_bytes = link.config.buffer_bytes
+        self._keeps = link.config.reconnect_s > 0
         self._room_items: float = 0.0
         self._room_bytes = 0
         """What the channel itself had room for, as of the last acknowledgement."""
         self._set_room(link.config.max_items, self._bound_bytes)
-        self._failed: ChannelError | CommError | None = None
+        link.bond.numbers = self._numbers
 
     def add(self, cargo: Cargo, weight: float, key: str | None, timeout: TimeoutLike) -> None:
         """Take one item over; returns when the window had room for it.
@@ -77,16 +71,17 @@ class Outbox:
         """
         nbytes = cargo[1]
         waits = cargo[0] != LARGE
-        if not waits and len(self._on_the_way) >= ON_THE_WAY and 2 * nbytes < BLOCK_BYTES:
-            cargo, waits = detach(cargo, self._link.endpoint.empty), True
+        if not waits and self._keeps:  # it may have to be sent again, when the original has changed
+            cargo = detach(cargo, self._link.endpoint.empty)
+            waits = len(self._on_the_way) >= ON_THE_WAY and 2 * nbytes < BLOCK_BYTES
         with self._lock:
             if self._failed is not None:
-                raise self._failed
+                self._check()
             items, held = self._items + 1, self._nbytes + nbytes
             if items <= self._easy_items and held <= self._easy_bytes:
                 message = self._gathered
                 if message is None:
-                    message = self._gathered = _Message(self._next, Loading())
+                    message = self._gathered = Message(self._next, Loading())
                 message.items.add(cargo, weight, key)
                 self._next += 1
                 self._items, self._nbytes = items, held
@@ -110,13 +105,14 @@ class Outbox:
         """
         self._check_size(items)
         while True:
-            oldest: _Message | None = None
+            oldest: Message | None = None
             with self._lock:
                 self._check()
                 if self._exceeds_room(items):
                     ready = self._seal()
                     break
                 if self._fits_window(items):
+                    self.own(items)
                     message = self._gather(items)
                     ready = self._seal() if items.parcels or self._is_full(message) else []
                 else:
@@ -138,6 +134,7 @@ class Outbox:
         single = Loading()
         single.add(cargo, weight, key)
         self._check_size(single)
+        self.own(single)
         with self._lock:
             self._check()
             message = self._gather(single)
@@ -154,6 +151,7 @@ class Outbox:
             ready = self._seal()
             first = self._next
             self._next += count
+            self._commits[first] = self._next - 1
         for message in ready:
             self._send(message)
         return first
@@ -176,17 +174,21 @@ class Outbox:
                 return
             self._await(oldest, deadline)
 
-    def server_lost(self, reason: str) -> None:
-        """Nothing of this outbox will be acknowledged any more."""
-        link = self._link
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is gathered or on its way."""
+        return not self._items
+
+    def _numbers(self) -> tuple[int, Ranges]:
+        """The next number, and which ones before it may still come."""
         with self._lock:
-            self._failed = self._failed or ServerLost(link.channel, link.server, "put", reason)
+            runs = [(message.first, message.last) for message in self._on_the_way]
+            if self._gathered is not None:
+                runs.append((self._gathered.first, self._gathered.last))
+            runs += self._commits.items()
+            return self._next, tuple(chain.from_iterable(sorted(runs)))
 
     # Under the lock
-
-    def _check(self) -> None:
-        if self._failed is not None:
-            raise self._failed
 
     def _set_room(self, items: int | None, nbytes: int) -> None:
         self._room_items = float("inf") if items is None else items
@@ -207,35 +209,35 @@ class Outbox:
             and self._nbytes + items.nbytes <= self._window_bytes
         )
 
-    def _is_full(self, message: _Message) -> bool:
+    def _is_full(self, message: Message) -> bool:
         return (
             len(self._on_the_way) < ON_THE_WAY
             or message.items.count >= BLOCK_ITEMS
             or message.items.nbytes >= BLOCK_BYTES
         )
 
-    def _gather(self, items: Loading) -> _Message:
+    def _gather(self, items: Loading) -> Message:
         message = self._gathered
         if message is None:
-            message = self._gathered = _Message(self._next, Loading())
+            message = self._gathered = Message(self._next, Loading())
         message.items.extend(items)
         self._next += items.count
         self._items += items.count
         self._nbytes += items.nbytes
         return message
 
-    def _seal(self) -> list[_Message]:
+    def _seal(self) -> list[Message]:
         message, self._gathered = self._gathered, None
         return [] if message is None else [self._launch(message)]
 
-    def _number(self, items: Loading) -> _Message:
-        message = _Message(self._next, items, watched=True)
+    def _number(self, items: Loading) -> Message:
+        message = Message(self._next, items, watched=True)
         self._next += items.count
         self._items += items.count
         self._nbytes += items.nbytes
         return message
 
-    def _launch(self, message: _Message) -> _Message:
+    def _launch(self, message: Message) -> Message:
         if not self._on_the_way:
             self._session.before_end(self._link.number, self._end)
         self._on_the_way.append(message)
@@ -250,6 +252,15 @@ class Outbox:
     def _end(self) -> None:
         self.flush(time.monotonic() + self._link.endpoint.config.linger_s)
 
+    def own(self, items: Loading) -> None:
+        """Have the items in memory of our own, if they may have to be sent again."""
+        if self._keeps:
+            empty = self._link.endpoint.empty
+            items.parcels = [
+                detach((LARGE, parcel.nbytes, parcel), empty)[2]  # type: ignore[misc]
+                for parcel in items.parcels
+            ]
+
     def _check_size(self, items: Loading) -> None:
         if items.nbytes > self._bound_bytes and items.count == 1:
             raise ItemTooLarge(self._link.channel, items.nbytes, self._bound_bytes)
@@ -260,50 +271,35 @@ class Outbox:
             self._check()
             ready = self._seal()
             message = self._launch(self._number(items))
+            message.limit = deadline
         for earlier in ready:
             self._send(earlier)
-        limit = self._link.remaining(deadline)
-        self._send(message, limit)
-        assert message.reply is not None
-        self._link.result(message.reply, "put", None if limit is None else limit + GRACE_S)
+        self._send(message)
+        late = None if deadline is None else deadline + GRACE_S
+        while not message.settled:
+            try:
+                self._await(message, late if self._link.bond.up else deadline)
+            except Full as error:
+                limit = self._link.remaining(deadline) or 0.0
+                state = f"{self._link.server} is silent"
+                raise Timeout(self._link.channel, "put", limit, state) from error
+        if message.error is not None:
+            raise message.error
 
-    def _send(self, message: _Message, timeout_s: float | None = None) -> None:
-        wire = tuple(message.items.crate())
-        reply = self._link.call("put", message.first, wire, timeout_s)
-        with self._lock:
-            message.reply = reply
-            if self._unsent_awaited:
-                self._sent.notify_all()
-        reply.add_done_callback(lambda done: self._answered(message, done))
+    def _concluded(self, message: Message, error: ChannelError | CommError | None) -> list[Message]:
+        self._settle(message.items)
+        if error is not None and not isinstance(error, Full):
+            self._fail(error, message)
+        return self._seal() if self._failed is None or self._once else []
 
-    def _answered(self, message: _Message, done: Handle[Reply]) -> None:
-        """An acknowledgement has come, or will not: on the thread that completes the reply."""
-        error: ChannelError | CommError | None = None
-        try:
-            room = self._link.read(done, "put")
-        except (ChannelError, CommError) as problem:
-            error = problem
-        with self._lock:
-            self._settle(message.items)
-            self._on_the_way.remove(message)
-            if error is None:
-                self._set_room(*room)  # type: ignore[arg-type]
-            elif not isinstance(error, Full):
-                self._fail(error, message)
-            ready = self._seal() if self._failed is None else []
-            if not self._on_the_way:
-                self._session.before_end(self._link.number, None)
-        for handle in message.handles:
-            if error is None:
-                handle.set_result(None)
-            else:
-                handle.set_error(error)
-        for following in ready:
-            self._send(following)
-
-    def _fail(self, error: ChannelError | CommError, message: _Message) -> None:
+    def _fail(self, error: ChannelError | CommError, message: Message) -> None:
         """From now on every call says so, and how many items taken over are not held."""
         lost = 0 if message.watched else message.items.count - len(message.handles)
+        if isinstance(error, SpoolFull):
+            if lost and (self._failed is None or isinstance(self._failed, SpoolFull)):
+                lost += getattr(self._failed, "lost", 0)
+                self._failed, self._once = SpoolFull(error.channel, error.reason, lost), True
+            return
         gathered, self._gathered = self._gathered, None
         if gathered is not None:
             lost += gathered.items.count - len(gathered.handles)
@@ -317,20 +313,6 @@ class Outbox:
         if lost:
             log.warning("channel %s: %d item(s) not accepted: %s", self._link.channel, lost, error)
 
-    def _await(self, message: _Message, deadline: float | None) -> None:
-        """Wait until one message is acknowledged (its error is noticed by the next `_check`)."""
-        if message.reply is None:  # another thread is just sending it
-            with self._sent:
-                self._unsent_awaited += 1
-                self._sent.wait_for(lambda: message.reply is not None)
-                self._unsent_awaited -= 1
-        assert message.reply is not None
-        try:
-            message.reply.wait(self._link.remaining(deadline))
-        except CommTimeout as error:
-            state = f"{self._items} item(s) of this producer are not acknowledged yet"
-            raise Full(self._link.channel, state) from error
-
     def drive(self, handle: Handle[None], deadline: float | None) -> None:
         """Make progress until one of the handles given out is done or the deadline has come."""
         while not handle.done() and (deadline is None or time.monotonic() < deadline):
@@ -343,7 +325,7 @@ class Outbox:
                 return
             try:
                 self._await(oldest, deadline)
-            except Full:
+            except (Full, ServerLost):
                 return
 
 

@@ -6,8 +6,9 @@ from contextlib import suppress
 from itertools import islice
 
 from rlinf.channel.batching import Loading
-from rlinf.channel.cargo import Cargo, pack
-from rlinf.channel.errors import Full, InvalidWeight
+from rlinf.channel.cargo import Cargo
+from rlinf.channel.devices import Packer
+from rlinf.channel.errors import ChannelError, Full, InvalidWeight
 from rlinf.channel.link import Link
 from rlinf.channel.outbox import BLOCK_BYTES, BLOCK_ITEMS, Outbox
 from rlinf.comm.errors import CodecError
@@ -29,7 +30,7 @@ class Producer:
 
     _link: Link
     _outbox: Outbox
-    _allow_pickle: bool
+    _packer: Packer
 
     def put(
         self,
@@ -53,8 +54,12 @@ class Producer:
             ServerLost: The server is gone.
         """
         self._check(weight)
-        cargo = pack(item, self._allow_pickle)
-        self._outbox.add(cargo, weight, key, timeout)
+        cargo = self._packer.pack(item)
+        try:
+            self._outbox.add(cargo, weight, key, timeout)
+        except ChannelError:
+            self._packer.forget(cargo)
+            raise
 
     def put_async(self, item: object, weight: float = 1.0, key: str | None = None) -> Handle[None]:
         """Put one item; the handle is done when the server holds it. Never waits for room.
@@ -62,7 +67,7 @@ class Producer:
         Raises, by the handle: ChannelClosed, ServerLost.
         """
         self._check(weight)
-        cargo = pack(item, self._allow_pickle)
+        cargo = self._packer.pack(item)
         return self._outbox.add_async(cargo, weight, key)
 
     def put_many(
@@ -101,11 +106,11 @@ class Producer:
         `before`: So many of the same `put_many` are in already.
         """
         good = self._good(weights)
-        allow, cargos = self._allow_pickle, []
+        pack, cargos = self._packer.pack, []
         failed: Exception | None = None
         try:
             for item in items[:good]:
-                cargos.append(pack(item, allow))
+                cargos.append(pack(item))
         except CodecError as error:
             failed = error
         for first, last in _messages(cargos):

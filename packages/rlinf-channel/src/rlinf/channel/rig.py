@@ -1,12 +1,13 @@
 """Real workers for tests: a registry, a channel server, and programs in processes of their own."""
 
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import cloudpickle
 
-from rlinf.channel.config import ChannelConfig
+from rlinf.channel.config import ChannelConfig, SpoolConfig
 from rlinf.channel.server import ChannelServer
 from rlinf.comm.config import CommConfig
 from rlinf.comm.endpoint import Endpoint
@@ -40,11 +41,19 @@ def _load(data: bytes) -> Program:
     return Program(cloudpickle.loads(data))
 
 
-def host(endpoint: Endpoint, config: ChannelConfig | None = None) -> None:
+def host(
+    endpoint: Endpoint, config: ChannelConfig | None = None, spool: SpoolConfig | None = None
+) -> None:
     """The program of a channel server's own process: serves until it is told to stop."""
-    with ChannelServer(endpoint, config):
+    with ChannelServer(endpoint, config, spool=spool):
         endpoint.send("serving", "test/0")
         endpoint.recv("test/0", timeout=None)
+
+
+def host_with_little_disk(endpoint: Endpoint, spool: SpoolConfig, most_bytes: int) -> None:
+    """`host`, in a process whose files cannot grow beyond that size: a disk that gets full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    host(endpoint, None, spool)
 
 
 class Rig:

@@ -9,17 +9,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from rlinf.channel.cache import DeviceCache, Memory
 from rlinf.channel.errors import ChannelError
+from rlinf.channel.torch_memory import TorchMemory
 from rlinf.comm.endpoint import Endpoint
-from rlinf.comm.errors import CommError
+from rlinf.comm.errors import CommError, EndpointClosed
 from rlinf.comm.events import Closing, Event, Lost
 from rlinf.comm.request import Request
 
 log = logging.getLogger(__name__)
 
 CLIENT_SERVICE = "channel-client"
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+"""Between two looks for a server that died; each is twice as long as the one before."""
 
 
 class Keeper(Protocol):
@@ -36,8 +42,8 @@ class Keeper(Protocol):
         """Give back what has not been begun; its tags."""
         ...
 
-    def server_lost(self, reason: str) -> None:
-        """The server is gone: what was held is not held any more."""
+    def server_lost(self, lost: Lost) -> None:
+        """An incarnation of the server is gone: closed (`clean`), or dead."""
         ...
 
 
@@ -56,7 +62,14 @@ class Session:
         self._holding = False
         self._thread: threading.Thread | None = None
         self._name = str(endpoint.id)
+        self._epoch = endpoint.epoch
         self._closed = False
+        self._seekers: dict[int, Callable[[], bool]] = {}
+        self._seeking: threading.Thread | None = None
+        self._ended = threading.Event()
+        self.memory: Memory = TorchMemory()
+        self.caches: dict[int, DeviceCache] = {}
+        """Items that stay on a device, by the number of the channel object that put them."""
         endpoint.serve(CLIENT_SERVICE, self._serve)
         endpoint.add_sink(self._notice)
 
@@ -77,11 +90,25 @@ class Session:
             return
         with self._lock:
             self._holding = True
+        self.start()
+        self._mail.put(_nothing)
+
+    def start(self) -> None:
+        """See that the thread runs."""
+        with self._lock:
             if self._thread is None:
                 name = f"rlinf-leases-{self._name}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
-        self._mail.put(_nothing)
+
+    def seek(self, number: int, seeker: Callable[[], bool]) -> None:
+        """Call `seeker`, which may wait a little, on a thread until it returns True."""
+        with self._lock:
+            self._seekers[number] = seeker
+            if self._seeking is None:
+                name = f"rlinf-reunion-{self._name}"
+                self._seeking = threading.Thread(target=self._seek, name=name, daemon=True)
+                self._seeking.start()
 
     def soon(self, action: Callable[[], None]) -> None:
         """Run `action` on the session's thread; safe to call from a finalizer.
@@ -111,6 +138,26 @@ class Session:
                 log.warning("at the end of %s: %s", self._name, error)
         self._closers.clear()
         self._mail.put(_nothing)
+        self._ended.set()
+
+    def _seek(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._ended.wait(pause_s):
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            for number, seeker in list(self._seekers.items()):
+                try:
+                    found = seeker()
+                except (ChannelError, CommError) as error:
+                    log.warning("looking for a lost server: %s", error)
+                    found = isinstance(error, EndpointClosed)
+                if found:
+                    with self._lock:
+                        if self._seekers.get(number) is seeker:
+                            del self._seekers[number]
+            with self._lock:
+                if not self._seekers:
+                    self._seeking = None
+                    return
 
     def _living(self) -> list[Keeper]:
         with self._lock:
@@ -135,10 +182,27 @@ class Session:
                 self._mail.get_nowait()
 
     def _serve(self, request: Request) -> None:
-        operation, number = request.payload
+        operation, number, *fields = request.payload
+        if operation in ("left", "redeem"):
+            self._claimed(request, operation, number, *fields)
+            return
         keeper = self._keepers.get(number)
         tags = keeper.recalled() if keeper is not None and operation == "recall" else []
         request.reply(tuple(tags))
+
+    def _claimed(
+        self, request: Request, operation: str, number: int, epoch: int, items: Any
+    ) -> None:
+        """Items of a cache have left their channel, or one is needed elsewhere."""
+        cache = self.caches.get(number) if epoch == self._epoch else None
+        if operation == "left":
+            request.reply(None)
+            if cache is not None:
+                cache.done(items)
+        elif cache is None:
+            request.fail(KeyError(f"{self._name} has no such item"))
+        else:
+            self.soon(lambda: _redeem(request, cache, items))
 
     def _notice(self, event: Event) -> None:
         if isinstance(event, Closing):
@@ -146,7 +210,16 @@ class Session:
         elif isinstance(event, Lost):
             for keeper in self._living():
                 if keeper.server == str(event.peer):
-                    keeper.server_lost(event.reason)
+                    keeper.server_lost(event)
+
+
+def _redeem(request: Request, cache: DeviceCache, item: int) -> None:
+    try:
+        value = cache.take(item)
+    except KeyError as error:
+        request.fail(error)
+    else:
+        request.reply(value)
 
 
 def _nothing() -> None:

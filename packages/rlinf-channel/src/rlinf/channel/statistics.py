@@ -57,6 +57,8 @@ class ChannelStatistics:
     rejected_items: int
     redelivered_items: int
     """Went back to the queue after having been given to a consumer."""
+    dead_items: int
+    """Given back too often: kept aside, see `Channel.dead_letters`."""
     duplicate_items: int
     """Repeated messages, dropped."""
     waiting_producers: int

@@ -1,0 +1,386 @@
+"""The actors of the simulation: producers and consumers that fail in every way, and come back.
+
+They keep to what real clients do: a request without an answer is sent again where its numbers make
+that harmless, or given up; after a restart of the server a producer resumes before it sends what
+is outstanding, and a consumer forgets what it held.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlinf.channel.messages import (
+    Accepted,
+    Cancel,
+    ClientId,
+    Commit,
+    Delivered,
+    Item,
+    Outcome,
+    Put,
+    Recalled,
+    Refusal,
+    Refused,
+    Renew,
+    Resume,
+    Settle,
+    Settled,
+    Take,
+)
+from rlinf.channel.simulation.checks import MAX_NBYTES
+from rlinf.channel.simulation.clients import AGAIN_S, NOBODY, Client, Holder, Request
+from rlinf.channel.simulation.world import World
+
+POISON = "producer/0:0"
+Act = Callable[[], None]
+
+
+def populate(world: World) -> None:
+    """Some producers and consumers of ``in``, of which some commit to ``out``, and one of ``out``.
+
+    Whoever takes from ``in`` counts as a producer of ``out``, so ``out`` closes after ``in``.
+    """
+    rng, size = world.random, world.size
+    for number in range(rng.randint(1, size)):
+        Producer(world, number, rng.randint(1, 3 * size - 1))
+    commit = [rng.random() < 0.5 for _ in range(rng.randint(1, size))]
+    for number, commits in enumerate(commit):
+        Consumer(world, "in", number, commits=commits)
+    if any(commit):
+        Consumer(world, "out", 9, commits=False)
+
+
+class Producer(Client):
+    """Puts numbered items in messages that are sent until they are answered."""
+
+    def __init__(self, world: World, number: int, items: int) -> None:
+        super().__init__(world)
+        self.id = ClientId(f"producer/{number}", 1, 0)
+        self.left = items
+        self.sent = 0
+        self.outstanding: dict[int, _Message] = {}
+        world.join("in")
+        world.later(world.random.random() * 0.3, self._produce)
+
+    def _produce(self) -> None:
+        rng = self.world.random
+        size = min(rng.choice([1, 1, 2, 3]), self.left)
+        message = self.outstanding[self.sent] = _Message(self, self.sent, size)
+        self.sent += size
+        self.left -= size
+        message.send()
+        if self.left:
+            self.world.later(rng.random() * 0.5, self._produce)
+
+    def resumption(self) -> tuple[str, Resume]:
+        """See `Client`."""
+        numbers = [(m.first, m.first + len(m.items) - 1) for m in self.outstanding.values()]
+        return "in", Resume(self.id, self.sent, numbers)
+
+    def back(self) -> None:
+        """See `Client`."""
+        for message in list(self.outstanding.values()):
+            message.post()
+
+    def settled(self, message: "_Message") -> None:
+        """One message has its answer."""
+        del self.outstanding[message.first]
+        if not self.left and not self.outstanding:
+            self.id = NOBODY
+            self.world.clients.remove(self.notice)
+            self.world.leave("in")
+
+
+class _Message:
+    """One put, sent again and again while no answer has come: the numbers make that harmless."""
+
+    def __init__(self, producer: Producer, first: int, size: int) -> None:
+        self.world = world = producer.world
+        self.producer = producer
+        self.first = first
+        self.answered = False
+        rng = world.random
+        self.items = [
+            (
+                f"{producer.id.worker}:{first + offset}",
+                rng.choice([1.0, 2.5, 7.0]),
+                rng.choice([None, None, "a", "b"]),
+                rng.randint(1, MAX_NBYTES),
+            )
+            for offset in range(size)
+        ]
+        self.deadline = world.now + rng.uniform(1, 8) if rng.random() < 0.2 else None
+
+    def send(self) -> None:
+        """Send, and again if need be."""
+        if not self.answered:
+            self.post()
+            self.world.later(AGAIN_S, self.send)
+
+    def post(self) -> None:
+        """Send once."""
+        if self.producer.ready:
+            items = [Item(*item) for item in self.items]
+            put = Put(0, self.producer.id, self.first, items, self.deadline)
+            self.world.send(put, "in", self._answer, self.producer.to)
+
+    def _answer(self, command: object) -> None:
+        if self.producer.answered_by_another(command) or self.answered:
+            return
+        self.answered = True
+        names = [name for name, *_ in self.items]
+        check = self.world.check
+        if isinstance(command, Accepted):
+            check.told_accepted("in", names)
+        else:
+            assert isinstance(command, Refused) and command.reason is Refusal.FULL, command
+            assert self.deadline is not None and self.deadline <= self.world.now
+            check.told_accepted("in", names[: command.accepted])
+            check.refused.update(names[command.accepted :])
+        self.producer.settled(self)
+
+
+class Consumer(Holder):
+    """Takes in every way there is; then works, returns, commits, pauses too long, or dies."""
+
+    def __init__(self, world: World, channel: str, number: int, *, commits: bool) -> None:
+        super().__init__(world)
+        self.channel = channel
+        self.commits = commits
+        self.deaths_left = world.random.randint(0, 2)
+        self.asks = 0
+        self.id = ClientId(f"consumer/{number}", 0, 0)
+        if channel == "in":
+            world.join("out")
+        self._start()
+
+    # Life
+
+    def _start(self) -> None:
+        self.id = ClientId(self.id.worker, self.id.epoch + 1, 0)
+        self.to, self.ready = self.world.incarnation, True
+        self.held: dict[int, Item] = {}
+        self.begun: set[int] = set()
+        self.sequence = 0
+        self.silent = False
+        self.ask: int | None = None
+        self.request: Request | None = None
+        self.world.recalls[self.id] = self._recalled
+        self._later(self.world.random.random() * 0.5, self._take)
+        self._renewing = False
+
+    def _later(self, delay: float, act: Act) -> None:
+        """Run `act` unless this incarnation has ended by then."""
+        me = self.id
+        self.world.later(delay, lambda: act() if self.id == me else None)
+
+    def _die(self) -> None:
+        self.world.crash(self.id)
+        self._start()
+
+    def _renew(self) -> None:
+        self._renewing = bool(self.held)
+        if not self.held:
+            return
+        if not self.silent and self.ready:
+            self.world.send(Renew(None, self.id, tuple(self.held)), self.channel, None, self.to)
+        self._later(self.world.config.lease_s / 3, self._renew)
+
+    def _end(self) -> None:
+        self.id = NOBODY
+        self.world.clients.remove(self.notice)
+        if self.channel == "in":
+            self.world.leave("out")
+
+    def resumption(self) -> tuple[str, Resume]:
+        """See `Client`."""
+        numbers = self.request.numbers if self.request is not None else None
+        outstanding = [] if numbers is None else [numbers]
+        return "out" if self.commits else self.channel, Resume(self.id, self.sequence, outstanding)
+
+    def lost(self) -> None:
+        """See `Client`."""
+        self.held, self.begun, self.ask = {}, set(), None
+
+    def back(self) -> None:
+        """See `Client`."""
+        if self.request is None:
+            self._later(0.1, self._take_again)
+
+    # Taking
+
+    def _take_again(self) -> None:
+        if self.ask is None and not self.held and self.request is None:
+            self._take()
+
+    def _take(self) -> None:
+        if not self.ready:
+            return
+        rng, now = self.world.random, self.world.now
+        self.asks += 1
+        ask = self.ask = self.asks
+        deadline = now + rng.uniform(0.05, 3) if rng.random() < 0.4 else None
+        done, self.begun = tuple(self.begun), set()
+        for tag in done:
+            self.held.pop(tag, None)
+        wish = self._wish(deadline)
+        take = Take(0, self.id, deadline=deadline, done=done, holds=len(self.held), **wish)
+
+        def answer(command: object) -> None:
+            if not self.answered_by_another(command):
+                self._taken(take, ask, command)
+
+        self.world.send(take, self.channel, answer, self.to, ask=(take.consumer, ask))
+        if rng.random() < 0.1:
+            self._later(0.1, lambda: self._cancel(ask))
+        patience = (3.0 if deadline is None else deadline - now) + 0.5
+        self._later(patience, lambda: self._give_up(ask))
+
+    def _wish(self, deadline: float | None) -> dict[str, Any]:
+        rng = self.world.random
+        if deadline is not None and rng.random() < 0.3:
+            return {"key": "a"} if rng.random() < 0.7 else {"max_items": None, "full": True}
+        return rng.choice(
+            [
+                {},
+                {"max_items": rng.randint(2, 5)},
+                {"max_items": rng.randint(2, 4), "full": True},
+                {"max_items": None, "target_weight": rng.uniform(1, 12), "full": True},
+                {"max_items": 3, "target_weight": rng.uniform(1, 12), "full": True},
+                {"max_items": 3, "wait": False},
+            ]
+        )
+
+    def _cancel(self, ask: int) -> None:
+        cancel = Cancel((self.id, ask))  # type: ignore[arg-type]
+        self.world.send(cancel, self.channel, None, self.to)
+
+    def _give_up(self, ask: int) -> None:
+        if self.ask == ask:
+            self.ask = None
+            self._cancel(ask)
+            self._take_again()
+
+    def _taken(self, take: Take, ask: int, command: object) -> None:
+        got = isinstance(command, Delivered) and bool(command.items)
+        if self.ask != ask or take.consumer != self.id:
+            if got and take.consumer == self.id:
+                assert isinstance(command, Delivered)
+                tags = range(command.first_tag, command.first_tag + len(command.items))
+                if self.held.keys().isdisjoint(tags):  # not a repeated answer
+                    self._give_back(tuple(tags))
+            return
+        self.ask = None
+        if isinstance(command, Delivered) and got:
+            self.held = dict(enumerate(command.items, start=command.first_tag))
+            self.begun = set(self.held) if take.full else set()
+            if not self._renewing:
+                self._renewing = True
+                self._later(self.world.config.lease_s / 3, self._renew)
+            self._choose_fate()
+        elif isinstance(command, Refused) and command.reason is Refusal.CLOSED and not take.key:
+            self._end()
+        else:
+            assert not isinstance(command, Accepted | Settled), command
+            self._later(self.world.random.random() * 0.2, self._take_again)
+
+    def _recalled(self) -> None:
+        tags = tuple(tag for tag in self.held if tag not in self.begun)
+        for tag in tags:
+            del self.held[tag]
+        self._give_back(tags)
+
+    def _give_back(self, tags: tuple[int, ...]) -> None:
+        if self.ready and self.id != NOBODY:
+            self.world.send(Recalled(self.id, tags), self.channel, None, self.to)
+
+    # Working
+
+    def _choose_fate(self) -> None:
+        rng, lease_s = self.world.random, self.world.config.lease_s
+        fate = rng.random()
+        if fate < 0.15 and self.deaths_left:
+            self.deaths_left -= 1
+            self._later(rng.random(), self._die)
+        elif fate < 0.3:
+            self.silent = True
+            self.world.tell("falls silent:", self.id)
+            self.begun.update(self.held)
+            self._later(lease_s * rng.uniform(0.5, 2.5), self._unless_lost(self._work))
+        else:
+            self._work()
+
+    def _work(self) -> None:
+        """Work on what has been begun, or else on the next item."""
+        self.silent = False
+        if not self.held:
+            self._later(self.world.random.random() * 0.2, self._take_again)
+            return
+        if not self.begun:
+            self.begun = {min(self.held)}
+        names = [self.held[tag].payload for tag in self.begun]
+        if self.world.troubles.poison and POISON in names:
+            self._later(self.world.random.random() * 0.2, self._unless_lost(self._die))
+            return
+        seconds = self.world.random.random() * self.world.config.lease_s
+        self._later(seconds, self._unless_lost(self._settle))
+
+    def _unless_lost(self, act: Act) -> Act:
+        """`act`, unless what is begun now has ended with its server by then."""
+        begun = self.begun
+        return lambda: act() if self.begun is begun else None
+
+    def _settle(self) -> None:
+        rng = self.world.random
+        tags = tuple(sorted(tag for tag in self.begun if tag in self.held))
+        if not tags:
+            self._take_again()
+        elif self.commits:
+            self._commit(tags)
+        elif len(tags) == len(self.held) and rng.random() < 0.3:
+            self._take()  # the take itself acknowledges
+        else:
+            outcome = Outcome.RETURNED if rng.random() < 0.15 else Outcome.DONE
+            self._let_go(tags, outcome)
+
+    def _let_go(self, tags: tuple[int, ...], outcome: Outcome) -> None:
+        orders = [self.held.pop(tag).order for tag in tags]
+        self.begun = set()
+
+        def answered(command: object) -> None:
+            assert isinstance(command, Settled), command
+            if outcome is Outcome.DONE and not command.lost:
+                self.world.check.told_done(self.channel, orders)
+            self._work()
+
+        self.request = Request(self, Settle(None, self.id, tags, outcome), answered)
+
+    def _commit(self, tags: tuple[int, ...]) -> None:
+        rng = self.world.random
+        inputs = [self.held[tag] for tag in tags]
+        names = [str(item.payload) for item in inputs]
+        deadline = self.world.now + rng.uniform(0.1, 3) if rng.random() < 0.3 else None
+        first = self.sequence
+        self.sequence += len(inputs)
+
+        def answered(command: object) -> None:
+            if isinstance(command, Accepted):
+                self.world.check.told_accepted("out", names)
+                self.world.check.told_done("in", [item.order for item in inputs])
+            elif isinstance(command, Refused) and command.reason is Refusal.FULL:
+                self._later(0.1, self._unless_lost(self._settle))
+                return
+            for tag in tags:
+                self.held.pop(tag, None)
+            self.begun = set()
+            self._work()
+
+        outputs = [Item(i.payload, i.weight, None, i.nbytes) for i in inputs]
+        put = Put(0, self.id, first, outputs, deadline, atomic=True)
+        commit = Commit(self.channel, "out", self.id, tags, put)
+        numbers = first, self.sequence - 1
+        self.request = Request(self, commit, answered, numbers)
+        fate = rng.random()
+        if fate < 0.15 and self.deaths_left:
+            self.deaths_left -= 1
+            self._later(rng.random(), self._die)
+        self.silent = fate > 0.85  # if it has to wait for room, the lease may run out meanwhile

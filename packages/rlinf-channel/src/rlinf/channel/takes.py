@@ -1,0 +1,167 @@
+"""Requests of one consumer, and the items that are its: what an inbox stands on.
+
+A take that nobody waits for any more gives back what it brings. One whose server dies is asked
+again of the next.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from rlinf.channel.batching import Crate, cargos
+from rlinf.channel.errors import ChannelError, LeaseLost, Timeout
+from rlinf.channel.link import GRACE_S, Link, ServerAway
+from rlinf.channel.messages import Outcome
+from rlinf.channel.session import Session
+from rlinf.channel.tags import ranges
+from rlinf.channel.wish import Ask, Tagged, Wish
+from rlinf.comm.errors import Timeout as CommTimeout
+
+
+class Takes:
+    """The half of an `Inbox` that asks, waits and settles. Thread-safe."""
+
+    def __init__(self, link: Link, session: Session) -> None:
+        self.link = self._link = link
+        self.session = self._session = session
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._local: deque[Tagged] = deque()
+        """Brought along, and not begun."""
+        self._begun: list[int] = []
+        """Handed to the user by get; acknowledged by the next get, or by `acknowledge`."""
+        self._leases: set[int] = set()
+        self._done: list[int] = []
+        """Acknowledged by the user; the server hears of it with the next request."""
+        self._waiting = 0
+        self._confirmed_at = time.monotonic()
+        self._failed: ChannelError | None = None
+        self._once = False
+        """`_failed` is told once, and then it goes on."""
+
+    def send(self, wish: Wish, timeout_s: float | None) -> Ask:
+        """A take on its way."""
+        number = next(self._numbers)
+        with self._lock:
+            done = self._take_done()
+            self._waiting += wish.wait
+            holds = len(self._leases) + len(self._begun) + len(self._local)
+        self._session.hold()
+        ask = number, ranges(sorted(done))
+        reply = self._link.call("take", ask, (*wish, holds), timeout_s)
+        sent = Ask(number, reply)
+        reply.add_done_callback(lambda _: self._arrived(sent, wish))
+        return sent
+
+    def withdraw(self, ask: Ask) -> bool:
+        """Nobody waits any more: an item that comes later goes back. False: it has come."""
+        with self._lock:
+            if ask.reply.done():
+                return False
+            ask.abandoned = True
+        self._link.call("cancel", ask.number)
+        return True
+
+    def read(self, ask: Ask, operation: str) -> list[Tagged]:
+        """What a take has brought; raises what the server said instead."""
+        first, crate, held = self._link.read(ask.reply, operation)
+        assert isinstance(first, int) and isinstance(crate, tuple) and isinstance(held, int)
+        self._link.bond.held = held
+        self._confirmed_at = max(self._confirmed_at, ask.sent_at)
+        return list(enumerate(cargos(Crate(*crate)), start=first))
+
+    def begin(self, tag: int) -> None:
+        """An item that came by a handle is in the user's hands."""
+        with self._lock:
+            self._begun.append(tag)
+
+    def not_begun(self, tag: int) -> None:
+        """It is not after all: back to the queue."""
+        with self._lock:
+            self._begun.remove(tag)
+        self.give_back([tag])
+
+    def settle(self, tags: Sequence[int], outcome: Outcome, deadline: float | None) -> None:
+        """Settle tags and wait until the server knows.
+
+        Raises:
+            LeaseLost: Some had gone back to the queue before, and are not what was settled.
+        """
+        self.release(tags)
+        fields = ranges(sorted(tags)), outcome.value
+        (lost,) = self._link.ask("settle", *fields, timeout=self._link.remaining(deadline))
+        if lost and outcome is not Outcome.RETURNED:
+            assert isinstance(lost, int)
+            raise LeaseLost(self._link.channel, self._link.me, lost)
+
+    def give_back(self, tags: Sequence[int]) -> None:
+        """Return items that were not begun; does not wait."""
+        if tags:
+            self._link.call("recalled", ranges(sorted(tags)))
+
+    def release(self, tags: Iterable[int]) -> None:
+        """Renew these tags no longer."""
+        with self._lock:
+            self._leases.difference_update(tags)
+
+    def tell(self, news: ChannelError) -> None:
+        """The next call raises this."""
+        with self._lock:
+            if self._failed is None:
+                self._failed, self._once = news, True
+
+    # Under the lock
+
+    def _check(self) -> None:
+        error = self._failed
+        if error is not None:
+            if self._once:
+                self._failed, self._once = None, False
+            raise error
+
+    def _take_done(self) -> list[int]:
+        done, self._done = self._done, []
+        return done
+
+    # Without the lock
+
+    def _arrived(self, ask: Ask, wish: Wish) -> None:
+        with self._lock:
+            self._waiting -= wish.wait
+            late = ask.abandoned
+        if late:
+            self._return(ask)
+
+    def _return(self, ask: Ask) -> None:
+        """Nobody wants what has come any more."""
+        if ask.reply.exception() is None:
+            try:
+                self.give_back([tag for tag, _ in self.read(ask, "get")])
+            except ChannelError:
+                return  # it was a refusal: there is nothing to give back
+
+    def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+        bond = self._link.bond
+        while True:
+            if not bond.up:
+                bond.wait(deadline, operation)
+            with self._lock:
+                self._check()
+            with suppress(ServerAway):
+                return self._wait_once(wish, deadline, operation)
+
+    def _wait_once(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+        limit = self._link.remaining(deadline)
+        ask = self.send(wish, limit)
+        try:
+            ask.reply.wait(None if limit is None else limit + GRACE_S)
+        except BaseException as error:
+            if self.withdraw(ask):
+                if not isinstance(error, CommTimeout):
+                    raise
+                state = f"{self._link.server} is silent"
+                raise Timeout(self._link.channel, operation, limit or 0.0, state) from error
+        return self.read(ask, operation)

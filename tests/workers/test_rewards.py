@@ -165,3 +165,19 @@ def test_the_verdict_is_the_same_on_any_thread():
     for thread in threads:
         thread.join(timeout=10)
     assert verdicts == [[1.0, 0.0]] * 4
+
+
+def test_numbers_beyond_28_digits_keep_every_digit() -> None:
+    long = "1" + "0" * 30
+    assert not exact_match(f"{long}1", [f"{long}2"])
+    assert exact_match(f"{long}1.500", [f"{long}1.5"]) and exact_match("-0.0", ["0"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [("a", "A", True), ("the", "A", False), ("?", "A", False), ("", "the", False), ("", "", False)],
+)
+def test_an_answer_of_which_nothing_is_left_is_compared_as_it_is(
+    answer: str, gold: str, right: bool
+) -> None:
+    assert exact_match(answer, [gold]) is right

@@ -111,8 +111,13 @@ def read_tag(response: str, tag: str = "answer") -> str | None:
 
 
 def exact_match(answer: str, right: Sequence[str]) -> bool:
-    """Whether `answer` equals one of the right answers after `normalised`."""
-    return normalised(answer) in {normalised(gold) for gold in right}
+    """Whether `answer` equals one of the right answers after `normalised`.
+
+    A right answer of which that leaves nothing ("A", "...") is compared as it is, but for case.
+    """
+    plain, found = answer.strip().casefold(), normalised(answer)
+    golds = [(gold.strip().casefold(), normalised(gold)) for gold in right]
+    return bool(plain) and any(found == form if form else plain == raw for raw, form in golds)
 
 
 def normalised(text: str) -> str:
@@ -140,4 +145,6 @@ def _canonical(number: str) -> str:
         value = Decimal(number.replace(",", ""))
     except InvalidOperation:
         return number
-    return f"{value.normalize() + 0:f}"
+    text = f"{value:f}"  # normalize() would round to the context's 28 digits
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text.removeprefix("-") if value.is_zero() else text

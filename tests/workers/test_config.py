@@ -172,3 +172,19 @@ def test_a_choice_lies_below_the_file_and_its_presets(file: Path) -> None:
     assert own.trainer.warmup_steps == 8
     with pytest.raises(ConfigError, match="launcher=slurm is not known: choose one of inline, ray"):
         load(Outer, file, ["launcher=slurm"], choices=choices)
+
+
+def test_a_file_of_the_users_lies_between_the_programs_and_the_overrides(
+    file: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("model: big\nsteps: 3\ntrainer: {warmup_steps: 9}\n")
+    arguments = [f"config={own}", "trainer.warmup_steps=1"]
+    config = load(Outer, file, arguments, preset_key="model")
+    assert (config.model, config.steps, config.trainer.lr) == ("big", 3, 3e-5)
+    assert config.trainer.warmup_steps == 1
+    own.write_text("stps: 3\n")
+    with pytest.raises(ConfigError, match="did you mean steps"):
+        load(Outer, file, [f"config={own}"], preset_key="model")
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        load(Outer, file, ["config=nowhere.yaml"], preset_key="model")

@@ -1,8 +1,8 @@
 """Configuration: frozen dataclasses filled from one YAML file and `key=value` overrides.
 
-A program declares its keys as (nested) frozen dataclasses. `load` reads them in three layers, each
-winning over the one before: the dataclass defaults, the YAML file, the overrides. A YAML file may
-hold `presets`: a mapping from a value of one top-level key to the settings which that value
+A program declares its keys as (nested) frozen dataclasses. `load` reads them in layers, each winning
+over the one before: the dataclass defaults, the program's YAML file, a file of the user's
+(`config=FILE`), the overrides. The program's file may hold `presets`: a mapping from a value of one top-level key to the settings which that value
 implies, so that `model=smollm2` can bring its own learning rate; the preset `*` is for all others.
 A program may have such choices too (`algorithm=dapo`); theirs are laid below the file.
 
@@ -19,6 +19,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -28,12 +29,32 @@ import yaml
 from rlinf.workers.bounds import Bounds
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["Choices", "build", "keys", "load", "worker_environment"]
+__all__ = [
+    "Choices",
+    "Layer",
+    "build",
+    "combine",
+    "keys",
+    "layers",
+    "load",
+    "origins",
+    "worker_environment",
+]
 
 T = TypeVar("T")
 Tree = dict[str, Any]
 Choices = Mapping[str, Mapping[str, Tree]]
 """A top-level key -> a value of it -> the settings which that value implies."""
+FURTHER = "config"
+"""The override that names a file instead of setting a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Settings, and where they are from; of two layers the later one wins."""
+
+    origin: str
+    tree: Tree
 
 
 def load(
@@ -43,39 +64,56 @@ def load(
     preset_key: str = "",
     choices: Choices = MappingProxyType({}),
 ) -> T:
-    """Read `path` and `overrides` ("a.b=value", the value in YAML) into an instance of `cls`.
+    """The settings of `layers` as an instance of `cls`; raises `ConfigError`."""
+    return combine(cls, layers(cls, path, overrides, preset_key, choices))
 
-    Where `preset_key` names a top-level key, the file's `presets[value of that key]` is laid
-    between the file and the overrides; for each key of `choices`, what its value implies lies below
-    the file. Raises `ConfigError`.
+
+def combine(cls: type[T], settings: Sequence[Layer]) -> T:
+    """An instance of `cls` from its defaults and these layers; raises `ConfigError`."""
+    tree: Tree = {}
+    for layer in settings:
+        tree = _merge(tree, layer.tree)
+    return build(cls, tree)
+
+
+def origins(settings: Sequence[Layer]) -> dict[str, str]:
+    """Each key that is set, dotted, with the origin of the layer whose value counts."""
+    return {key: layer.origin for layer in settings for key in _flat(layer.tree)}
+
+
+def layers(
+    cls: type,
+    path: Path,
+    overrides: Sequence[str] = (),
+    preset_key: str = "",
+    choices: Choices = MappingProxyType({}),
+) -> list[Layer]:
+    """Read `path` and `overrides` ("a.b=value", the value in YAML).
+
+    `config=FILE` among the overrides is a file of further settings, laid below the others. Where
+    `preset_key` names a top-level key, the file's `presets[value of that key]` is laid over the
+    file; for each key of `choices`, what its value implies lies below the file. Raises
+    `ConfigError`.
     """
     file = _read(path)
     presets = file.pop("presets", {})
     given = _parse(overrides)
-    known = keys(cls)
-    for key in _flat(given):
-        inside = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in known)
-        if not inside:
-            raise _unknown(key, known)
-    implied: Tree = {}
-    for key, options in choices.items():
-        value = str(given.get(key, file.get(key, _default(cls, key))))
-        if value not in options:
-            raise ConfigError(
-                f"{key}={value} is not known: choose one of {', '.join(sorted(options))}"
-            )
-        implied = _merge(implied, options[value])
-    tree = _merge(implied, file)
+    further = given.pop(FURTHER, None)
+    extra = {} if further is None else _read(Path(str(further)))
+    _refuse_unknown(given, cls)
+    chosen = _merge(_merge(file, extra), given)
+    found = []
+    for key, settings in choices.items():
+        value = str(chosen.get(key, _default(cls, key)))
+        found.append(Layer(f"{key}={value}", _chosen(settings, key, value)))
+    found.append(Layer(path.name, file))
     if preset_key:
-        choice = given.get(preset_key, file.get(preset_key))
-        if choice not in presets and "*" in presets:
-            choice = "*"
-        if choice not in presets:
-            raise ConfigError(
-                f"{preset_key}={choice} is not known: choose one of {', '.join(sorted(presets))}"
-            )
-        tree = _merge(tree, presets[choice])
-    return build(cls, _merge(tree, given))
+        value = chosen.get(preset_key)
+        origin = f"{path.name}, {preset_key}={value}"
+        if value not in presets and "*" in presets:
+            value = "*"
+        found.append(Layer(origin, _chosen(presets, preset_key, value)))
+    return [*found, Layer(str(further), extra), Layer("command line", given)]
 
 
 def build(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
@@ -113,6 +151,22 @@ def worker_environment(threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     kept = {name: os.environ[name] for name in ("LOG_LEVEL",) if name in os.environ}
     return kept | {name: str(max(1, threads)) for name in names}
+
+
+def _chosen(settings: Mapping[str, Tree], key: str, value: Any) -> Tree:
+    if value not in settings:
+        raise ConfigError(
+            f"{key}={value} is not known: choose one of {', '.join(sorted(settings))}"
+        )
+    return settings[value]
+
+
+def _refuse_unknown(given: Tree, cls: type) -> None:
+    known = keys(cls)
+    for key in _flat(given):
+        inside = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in known)
+        if not inside:
+            raise _unknown(key, known)
 
 
 def _default(cls: type, key: str) -> object:

@@ -6,6 +6,7 @@ used, 130 it was interrupted at once (a second Ctrl-C).
 
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,8 +20,9 @@ from rlinf.comm.errors import CommError
 from rlinf.sched import Plan
 from rlinf.sched.errors import SchedError
 from rlinf.workers.checkpoint import Checkpoint, newest_checkpoint
-from rlinf.workers.config import Choices, keys, load
+from rlinf.workers.config import Choices, combine, layers, origins
 from rlinf.workers.errors import ConfigError, WorkerError
+from rlinf.workers.options import dump, table
 
 __all__ = ["described", "main_guard", "run_folder"]
 
@@ -29,6 +31,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder."""
+HELP = frozenset({"-h", "--help"})
+FLAGS = HELP | {"--dump-config"}
+USAGE = """Arguments are key=value; of a key that is given twice the last one counts.
+  config=FILE    takes settings from a YAML file, which other arguments override
+  --dump-config  prints the configuration as such a file, with where each value is from
+Set LOG_LEVEL=DEBUG to see the traceback of an error.
+
+The keys, as they stand with the other arguments given here:"""
 EXPECTED = (WorkerError, ChannelError, CommError, SchedError)
 
 
@@ -98,11 +108,14 @@ def main_guard(
     one paragraph; anything else is a defect and keeps its traceback.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(arguments):
-        print(_help(run, config_class))
-        return 0
+    flags = {argument for argument in arguments if argument in FLAGS}
+    overrides = [argument for argument in arguments if argument not in FLAGS]
     try:
-        config = load(config_class, path, arguments, preset_key="model", choices=choices)
+        settings = layers(config_class, path, overrides, preset_key="model", choices=choices)
+        config = combine(config_class, settings)
+        if flags:
+            print(_help(run, config) if flags & HELP else dump(config, origins(settings)))
+            return 0
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -121,16 +134,6 @@ def main_guard(
     return 0
 
 
-def _help(run: Callable[[T], None], config_class: type[T]) -> str:
-    module = sys.modules[run.__module__]
-    known = keys(config_class)
-    width = max(map(len, known))
-    lines = [f"  {key:<{width}}  {kind}" for key, kind in known.items()]
-    return "\n".join(
-        [
-            (module.__doc__ or "").strip(),
-            "",
-            "Keys, given as key=value (the last one counts):",
-            *lines,
-        ]
-    )
+def _help(run: Callable[[T], None], config: T) -> str:
+    about = (sys.modules[run.__module__].__doc__ or "").strip()
+    return f"{about}\n\n{USAGE}\n\n{table(config, shutil.get_terminal_size((100, 24)).columns)}"

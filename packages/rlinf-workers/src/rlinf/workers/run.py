@@ -54,7 +54,7 @@ class Summary:
 
 
 class Run:
-    """Records the steps of one run into `folder` and shows them as a progress bar.
+    """Records the steps of one run into `folder` and shows how far it is.
 
     A `Journal` of `rlinf.workers.recovery`. `record` needs the metrics `reward`, `tokens` and
     `staleness`; it takes any further number. Inside the context Ctrl-C lets the current step be the
@@ -63,7 +63,7 @@ class Run:
 
     Args:
         folder: Where it is written; metrics of a run that was there before count until `go_back`.
-        show: Whether there is a progress bar.
+        show: Whether its progress is shown: a bar in a terminal, or else lines.
     """
 
     def __init__(self, folder: Path, *, show: bool = True) -> None:
@@ -75,13 +75,7 @@ class Run:
             self._lines = _complete_lines(self._metrics.read())
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}") from error
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rlinf.workers.display import display
 
         self.folder = folder
         self._plan: Plan | None = None
@@ -89,19 +83,11 @@ class Run:
         self._peak_rss_bytes = 0
         self._started = self._step_started = time.monotonic()
         self._stepping = self._stopping = False
-        columns = (
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeElapsedColumn(),
-        )
-        self._progress = Progress(*columns, disable=not show)
-        self._task = self._progress.add_task("steps", shown="")
+        self._display = display(show)
 
     def __enter__(self) -> Self:
         self._previous_handler = signal.signal(signal.SIGINT, self._interrupted)
-        self._progress.start()
+        self._display.start()
         return self
 
     def __exit__(
@@ -111,7 +97,7 @@ class Run:
         tb: TracebackType | None,
     ) -> None:
         signal.signal(signal.SIGINT, self._previous_handler)
-        self._progress.stop()
+        self._display.stop()
         self._metrics.close()
         if self._board is not None:
             self._board.close()
@@ -120,7 +106,7 @@ class Run:
         if self._stopping or not self._stepping:
             raise KeyboardInterrupt
         self._stopping = True
-        self._progress.console.print("finishing this step; Ctrl-C again stops at once")
+        self._display.print("finishing this step; Ctrl-C again stops at once")
 
     @property
     def plan(self) -> "Plan | None":
@@ -134,7 +120,7 @@ class Run:
 
     def begin(self, steps: int) -> None:
         """There will be so many steps; until then Ctrl-C ends the program at once."""
-        self._progress.update(self._task, total=steps)
+        self._display.begin(steps)
 
     def begin_step(self) -> None:
         """The time of a step counts from here."""
@@ -152,11 +138,11 @@ class Run:
         self._metrics.truncate(0)
         self._metrics.writelines(json.dumps(line) + "\n" for line in self._lines)
         self._metrics.flush()
-        self._progress.update(self._task, completed=step)
+        self._display.show(step, "")
 
     def say(self, text: str) -> None:
         """Show what is being done where the progress of the steps will be."""
-        self._progress.update(self._task, shown=text)
+        self._display.say(text)
 
     def planned(self, decision: "Decision") -> None:
         """Keep the plan that is followed from now on, and show one that was searched for."""
@@ -167,7 +153,7 @@ class Run:
         decision.plan.save(self.folder / "plan.yaml")
         if decision.workflow is not None:
             decision.workflow.save(self.folder / "profile.yaml")
-            self._progress.console.print(report(decision), highlight=False, markup=False)
+            self._display.print(report(decision))
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a finished step everywhere."""
@@ -185,7 +171,7 @@ class Run:
             f"  {metrics['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
             f"  staleness {metrics['staleness']:.0f}"
         )
-        self._progress.update(self._task, completed=step, shown=shown)
+        self._display.show(step, shown)
 
     def _rewards(self) -> list[float]:
         return [line["reward"] for line in self._lines]
@@ -206,6 +192,10 @@ class Run:
         )
         _draw(rewards, self.folder / "curve.png")
         (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
+        self._display.print(
+            f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} over {len(rewards)} "
+            f"steps in {seconds:.0f} s; curve, metrics and checkpoints are in {self.folder}"
+        )
         return summary
 
 

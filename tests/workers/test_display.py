@@ -4,12 +4,12 @@ import io
 
 from rich.console import Console
 
-from rlinf.workers.display import Bar, Lines
+from rlinf.workers.display import display
 
 
 def test_without_a_terminal_there_are_lines() -> None:
     stream = io.StringIO()
-    lines = Lines(Console(file=stream, width=40), every_s=1e9)
+    lines = display(console=Console(file=stream, width=40), every_s=1e9)
     lines.start()
     lines.begin(3)
     lines.say("starting")
@@ -26,7 +26,7 @@ def test_without_a_terminal_there_are_lines() -> None:
 
 def test_a_terminal_has_a_bar() -> None:
     stream = io.StringIO()
-    bar = Bar(Console(file=stream, force_terminal=True, width=80))
+    bar = display(console=Console(file=stream, force_terminal=True, width=80))
     bar.start()
     bar.begin(2)
     bar.show(2, "reward 1")
@@ -35,9 +35,9 @@ def test_a_terminal_has_a_bar() -> None:
 
 
 def test_a_display_that_is_gone_is_silent() -> None:
-    for kind in (Bar, Lines):
+    for terminal in (True, False):
         stream = io.StringIO()
-        shown = kind(Console(file=stream, force_terminal=True))
+        shown = display(console=Console(file=stream, force_terminal=terminal))
         stream.close()
         shown.start()
         shown.begin(2)

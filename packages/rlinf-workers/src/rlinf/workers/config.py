@@ -1,10 +1,11 @@
 """Configuration: frozen dataclasses filled from one YAML file and `key=value` overrides.
 
-A program declares its keys as (nested) frozen dataclasses. `load` reads them in layers, each winning
-over the one before: the dataclass defaults, the program's YAML file, a file of the user's
-(`config=FILE`), the overrides. The program's file may hold `presets`: a mapping from a value of one top-level key to the settings which that value
-implies, so that `model=smollm2` can bring its own learning rate; the preset `*` is for all others.
-A program may have such choices too (`algorithm=dapo`); theirs are laid below the file.
+A program declares its keys as (nested) frozen dataclasses. `load` reads them in layers, each
+winning over the one before: the dataclass defaults, the program's YAML file, a file of the user's
+(`config=FILE`), the overrides. The program's file may hold `presets`: a mapping from a value of one
+top-level key to the settings which that value implies, so that `model=smollm2` can bring its own
+learning rate; the preset `*` is for all others. A program may have such choices too
+(`algorithm=dapo`); theirs are laid below the file.
 
 Nothing is guessed: an unknown key, a value of the wrong type or out of its bounds or a missing file
 is a `ConfigError` that names the key, and for an unknown key the nearest one that exists. Of a key
@@ -108,11 +109,10 @@ def layers(
         found.append(Layer(f"{key}={value}", _chosen(settings, key, value)))
     found.append(Layer(path.name, file))
     if preset_key:
-        value = chosen.get(preset_key)
-        origin = f"{path.name}, {preset_key}={value}"
-        if value not in presets and "*" in presets:
-            value = "*"
-        found.append(Layer(origin, _chosen(presets, preset_key, value)))
+        choice = chosen.get(preset_key)
+        preset = "*" if choice not in presets and "*" in presets else choice
+        origin = f"{path.name}, {preset_key}={choice}"
+        found.append(Layer(origin, _chosen(presets, preset_key, preset)))
     return [*found, Layer(str(further), extra), Layer("command line", given)]
 
 

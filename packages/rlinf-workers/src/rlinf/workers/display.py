@@ -11,7 +11,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["Bar", "Display", "Lines", "Silence", "display"]
+__all__ = ["Display", "display"]
 
 LINE_EVERY_S = 10.0
 
@@ -38,7 +38,7 @@ class Display(Protocol):
         """A text of its own, which stays."""
 
 
-class Silence:
+class _Silence:
     """Shows nothing."""
 
     def start(self) -> None: ...
@@ -49,7 +49,7 @@ class Silence:
     def print(self, text: str) -> None: ...
 
 
-class Bar:
+class _Bar:
     """A progress bar at the bottom of a terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -82,10 +82,10 @@ class Bar:
         _quietly(lambda: self._progress.console.print(text, highlight=False, markup=False))
 
 
-class Lines:
+class _Lines:
     """A line for what is said, and for the first, the last and every so many seconds' step."""
 
-    def __init__(self, console: Console, every_s: float = LINE_EVERY_S) -> None:
+    def __init__(self, console: Console, every_s: float) -> None:
         self._console = console
         self._every_s = every_s
         self._steps = 0
@@ -111,12 +111,14 @@ class Lines:
         _quietly(lambda: self._console.print(text, highlight=False, markup=False, soft_wrap=True))
 
 
-def display(show: bool = True) -> Display:
-    """The display that fits where standard output goes."""
-    console = Console()
+def display(
+    show: bool = True, console: Console | None = None, every_s: float = LINE_EVERY_S
+) -> Display:
+    """The display that fits where `console` (standard output) goes; lines come every so often."""
+    console = console or Console()
     if not show:
-        return Silence()
-    return Bar(console) if console.is_terminal else Lines(console)
+        return _Silence()
+    return _Bar(console) if console.is_terminal else _Lines(console, every_s)
 
 
 def _quietly(call: Callable[[], object]) -> None:

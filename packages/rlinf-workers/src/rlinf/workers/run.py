@@ -146,9 +146,10 @@ class Run:
 
     def planned(self, decision: "Decision") -> None:
         """Keep the plan that is followed from now on, and show one that was searched for."""
-        self.say(decision.because)
         if decision.plan is None:
+            self.say(decision.because)
             return
+        self.say(f"{decision.plan.kind} plan, {decision.because}")
         self._plan = decision.plan
         decision.plan.save(self.folder / "plan.yaml")
         if decision.workflow is not None:

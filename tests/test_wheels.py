@@ -1,6 +1,7 @@
 """Each distribution, built and installed alone, runs the program of its README."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,21 @@ def test_the_readme_runs_where_only_the_wheel_is_installed(
     script = tmp_path / "program.py"
     script.write_text(program)
     assert call(python, script, timeout_s=120) == output
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_communication_passes_its_tests_on_later_pythons(
+    version: str, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    """Without torch, jax and the like: what needs them is skipped there."""
+    interpreter = shutil.which(f"python{version}")
+    if interpreter is None or subprocess.run([interpreter, "-c", ""], check=False).returncode:
+        pytest.skip(f"there is no python{version} that runs here")
+    call(interpreter, "-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    tools = ["hypothesis", "psutil", "pytest", "pytest-timeout", "trustme"]
+    call(python, "-m", "pip", "install", "-q", *tools, wheels["rlinf-comm"])
+    chosen = [ROOT / "tests" / "comm", "-m", "not slow and not gpu", "--rootdir", ROOT]
+    config = ["-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider", "-q"]
+    said = call(python, "-m", "pytest", *config, *chosen)
+    assert re.search(r"\d{3,} passed", said)

@@ -1,7 +1,9 @@
 """The consumers' side of the queue: who holds what, since when, and how fast each one is."""
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from rlinf.channel.journal import REMEMBERED_TAGS
 from rlinf.channel.messages import ClientId, Item, Recall, Take
@@ -15,6 +17,13 @@ with nothing to do, may ask for it. If they get nothing they ask again, four tim
 RECALL_AT_MOST_S = 1.0
 
 
+class _Delivery(NamedTuple):
+    first: int
+    last: int
+    ask: int
+    at: float
+
+
 class Consumer:
     """One consumer and what it holds, by tag in the order given."""
 
@@ -22,10 +31,10 @@ class Consumer:
         "brought",
         "busy_since",
         "capacity",
+        "deliveries",
         "expires_at",
         "finished_items",
         "finished_weight",
-        "granted_at",
         "id",
         "idle_s",
         "idle_since",
@@ -44,8 +53,10 @@ class Consumer:
         self.name = str(client)
         self.capacity = 1.0
         self.leased: dict[int, Item] = {}
+        self.deliveries: deque[_Delivery] = deque()
+        """Of which something is leased still; the latest last."""
         self.weight = 0.0
-        self.seen_at = self.idle_since = self.busy_since = self.granted_at = now
+        self.seen_at = self.idle_since = self.busy_since = now
         self.expires_at = now
         self.idle_s = 0.0
         self.finished_items = 0
@@ -62,14 +73,28 @@ class Consumer:
         busy_s = now - self.busy_since if self.leased else 0.0
         return ConsumerLoad(self.name, self.capacity, ready, self.weight, busy_s)
 
-    def give(self, tag: int, items: Sequence[Item], now: float) -> None:
-        """Hand out items, tagged from `tag` on."""
+    def give(self, tag: int, items: Sequence[Item], ask: int, now: float) -> None:
+        """Hand out items, tagged from `tag` on, in answer to the consumer's request `ask`."""
         if not self.leased:
             self.idle_s += now - self.idle_since
             self.busy_since = now
         self.leased.update(enumerate(items, start=tag))
         self.weight += sum([item.weight for item in items])
-        self.granted_at = now
+        oldest, deliveries = next(iter(self.leased), tag), self.deliveries
+        while deliveries and deliveries[0].last < oldest:
+            deliveries.popleft()
+        deliveries.append(_Delivery(tag, tag + len(items) - 1, ask, now))
+
+    def unknown_to(self, tags: Collection[int], asks: Collection[int], before: float) -> list[int]:
+        """What it holds and has not listed in `tags`, although it must have arrived: it was given
+        before that time, and in answer to none of `asks`.
+        """
+        unlisted = self.leased.keys() - set(tags)
+        if not unlisted:
+            return []
+        arrived = [d for d in self.deliveries if d.at < before and d.ask not in asks]
+        known = [tag for d in arrived for tag in range(d.first, d.last + 1)]
+        return sorted(unlisted.intersection(known))
 
     def take_back(self, tags: Iterable[int], now: float) -> list[Item]:
         """Remove what it holds of these tags."""
@@ -139,11 +164,11 @@ class Consumers:
         consumer.expires_at = now + self._lease_s
         return consumer
 
-    def give(self, consumer: Consumer, items: Sequence[Item], now: float) -> int:
-        """Lease items out; the tag of the first."""
+    def give(self, take: Take, consumer: Consumer, items: Sequence[Item], now: float) -> int:
+        """Lease items out in answer to a request; the tag of the first."""
         first = self._tags
         self._tags += len(items)
-        consumer.give(first, items, now)
+        consumer.give(first, items, take.ask, now)
         consumer.expires_at = now + self._lease_s
         self.leased_items += len(items)
         return first

@@ -195,9 +195,10 @@ class Queue:
         consumer = self._consumers.see(renew.consumer, now)
         lost = self.missing(renew.consumer, renew.tags)
         commands: list[Command] = []
-        if now - consumer.granted_at > self.config.lease_s / 2:
-            unknown = tuple(sorted(set(consumer.leased) - set(renew.tags)))
-            commands += self._take_from(consumer, unknown, now, expired=True)
+        before = now - self.config.lease_s / 2
+        unknown = consumer.unknown_to(renew.tags, renew.asks, before)
+        if unknown:
+            commands += self._take_from(consumer, tuple(unknown), now, expired=True)
         if renew.request is not None:
             commands.append(Settled(renew.request, lost))
         return commands
@@ -329,7 +330,7 @@ class Queue:
             again = sum([item.returns > 0 for item in items])
             consumer.redelivered += again
             self._portions.returned = max(0, self._portions.returned - again)
-        tag = self._consumers.give(consumer, items, now)
+        tag = self._consumers.give(take, consumer, items, now)
         asked = (take.max_items or len(items)) if take.full else int(take.wait)
         if len(items) > asked:
             consumer.bring(now)

@@ -84,7 +84,7 @@ class Inbox(Takes):
                     self._take_in(items[wish.max_items :])
                     del items[wish.max_items :]
             self._pace.used += len(items)
-            self._leases.update(tag for tag, _ in items)
+            self._leases.update(tag for tag, _ in items)  # of what came along before
         return items
 
     def adopt(self, tags: Sequence[int]) -> None:
@@ -121,7 +121,8 @@ class Inbox(Takes):
             self._check()
             tags, self._begun = self._begun, []
             if outcome is Outcome.DONE:
-                tags = self._take_done() + tags
+                tags = self._ended + self._take_done() + tags
+                self._ended = []
         if tags:
             self.settle(tags, outcome, deadline)
 
@@ -132,10 +133,11 @@ class Inbox(Takes):
         with self._lock:
             done = self._take_done()
             held = [*self._leases, *self._begun, *(tag for tag, _ in self._local)]
-            if self._failed is not None or not (held or done or self._waiting):
+            asked = sorted(self._asked)
+            if self._failed is not None or not (held or done or asked):
                 return False
         sent_at = time.monotonic()
-        fields = ranges(sorted(held)), ranges(sorted(done))
+        fields = ranges(sorted(held)), ranges(sorted(done)), ranges(asked)
         reply = self._link.call("renew", *fields)
         reply.add_done_callback(lambda answer: self._renewed(answer, sent_at))
         return not reply.done() or reply.exception() is None
@@ -159,6 +161,7 @@ class Inbox(Takes):
         """Nothing that is here is ours any more: leases end with the server that gave them."""
         with self._lock:
             self._local.clear()
+            self._remember(self._done + self._begun)
             self._begun.clear()
             self._done.clear()
             self._ahead = None
@@ -200,6 +203,7 @@ class Inbox(Takes):
         return cargo
 
     def _take_in(self, items: Sequence[Tagged]) -> None:
+        self._leases.difference_update([tag for tag, _ in items])
         self._local.extend(items)
         self._enough = len(self._local) // 2
 
@@ -238,6 +242,7 @@ class Inbox(Takes):
                 self._pace.arrived()
                 if key is not None:
                     ((tag, cargo),) = items
+                    self._leases.discard(tag)
                     self._begun.append(tag)
                     return cargo
                 self._take_in(items)
@@ -270,16 +275,17 @@ class Inbox(Takes):
             with suppress(ChannelError, CommError):  # tells the bond, which may ask for our lock
                 self.read(ask, "get")
             return
+        try:
+            items = self._opened(ask, "get")
+        except (ChannelError, CommError):
+            items = []  # the next request will say so itself
         with self._lock:
             if self._ahead is ask:
                 self._ahead = None
-            if ask.absorbed:
-                return
-            ask.absorbed = True
-            try:
-                self._take_in(self.read(ask, "get"))
-            except (ChannelError, CommError):
-                return  # the next request will say so itself
+            if not ask.absorbed:
+                ask.absorbed = True
+                self._landed(ask, items)
+                self._take_in(items)
 
     def _renewed(self, answer: Handle[Reply], sent_at: float) -> None:
         try:

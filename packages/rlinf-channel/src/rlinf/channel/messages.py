@@ -97,6 +97,8 @@ class Take:
     holds: int | None = None
     """How many items the consumer knows it holds. Where the server has given it more, the rest is
     on its way back, and the channel is not drained. None: all it was given."""
+    ask: int = 0
+    """The consumer's own number of this request, see `Renew`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +132,14 @@ class Renew:
     """A consumer lives and still holds `tags`; answered with the number of those it does not.
 
     What it was given longer ago than half a lease and does not list never reached it: it goes
-    back to the queue.
+    back to the queue. Unless it was the answer to a request in `asks`, whose answers the consumer
+    has not seen: it may have been stopped since, and finds them when it goes on.
     """
 
     request: int | None
     consumer: ClientId
     tags: Sequence[int] = ()
+    asks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,7 @@ class ChannelService:
             expand(done),
             along,  # type: ignore[arg-type]
             holds,  # type: ignore[arg-type]
+            number,
         )
         return self._step(caller, take)
 
@@ -286,10 +287,12 @@ class ChannelService:
         caller.replies.append((OK,))
         return self._step(caller, Recalled(caller.client, expand(tags)))
 
-    def _renew(self, caller: _Caller, held: Ranges, done: Ranges) -> list[Addressed]:
+    def _renew(
+        self, caller: _Caller, held: Ranges, done: Ranges, asks: Ranges
+    ) -> list[Addressed]:
         self._hub.get(caller.channel)
         commands = self._step(caller, Settle(None, caller.client, expand(done))) if done else []
-        renew = Renew(self._ticket(caller), caller.client, expand(held))
+        renew = Renew(self._ticket(caller), caller.client, expand(held), expand(asks))
         return commands + self._step(caller, renew)
 
     def _cancel(self, caller: _Caller, ask: int) -> list[Addressed]:

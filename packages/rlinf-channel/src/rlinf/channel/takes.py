@@ -13,11 +13,13 @@ from contextlib import suppress
 
 from rlinf.channel.batching import Crate, cargos
 from rlinf.channel.errors import ChannelError, LeaseLost, Timeout
+from rlinf.channel.journal import REMEMBERED_TAGS
 from rlinf.channel.link import GRACE_S, Link, ServerAway
 from rlinf.channel.messages import Outcome
 from rlinf.channel.session import Session
 from rlinf.channel.tags import ranges
 from rlinf.channel.wish import Ask, Tagged, Wish
+from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
 
 
@@ -34,9 +36,13 @@ class Takes:
         self._begun: list[int] = []
         """Handed to the user by get; acknowledged by the next get, or by `acknowledge`."""
         self._leases: set[int] = set()
+        """Held, and neither brought along nor begun: under a lease, or just arriving."""
+        self._asked: set[int] = set()
+        """Numbers of the takes whose answers were not read yet."""
+        self._ended: list[int] = []
+        """Handed out by get under a server that has died, and not known to be acknowledged."""
         self._done: list[int] = []
         """Acknowledged by the user; the server hears of it with the next request."""
-        self._waiting = 0
         self._confirmed_at = time.monotonic()
         self._failed: ChannelError | None = None
         self._once = False
@@ -47,13 +53,13 @@ class Takes:
         number = next(self._numbers)
         with self._lock:
             done = self._take_done()
-            self._waiting += wish.wait
+            self._asked.add(number)
             holds = len(self._leases) + len(self._begun) + len(self._local)
         self._session.hold()
         ask = number, ranges(sorted(done))
         reply = self._link.call("take", ask, (*wish, holds), timeout_s)
-        sent = Ask(number, reply)
-        reply.add_done_callback(lambda _: self._arrived(sent, wish))
+        sent = Ask(number, reply, done)
+        reply.add_done_callback(lambda _: self._arrived(sent))
         return sent
 
     def withdraw(self, ask: Ask) -> bool:
@@ -66,16 +72,21 @@ class Takes:
         return True
 
     def read(self, ask: Ask, operation: str) -> list[Tagged]:
-        """What a take has brought; raises what the server said instead."""
-        first, crate, held = self._link.read(ask.reply, operation)
-        assert isinstance(first, int) and isinstance(crate, tuple) and isinstance(held, int)
-        self._link.bond.held = held
-        self._confirmed_at = max(self._confirmed_at, ask.sent_at)
-        return list(enumerate(cargos(Crate(*crate)), start=first))
+        """What a take has brought, which is held from now on; raises what the server said instead."""
+        try:
+            items = self._opened(ask, operation)
+        except BaseException:
+            with self._lock:
+                self._asked.discard(ask.number)
+            raise
+        with self._lock:
+            self._landed(ask, items)
+        return items
 
     def begin(self, tag: int) -> None:
         """An item that came by a handle is in the user's hands."""
         with self._lock:
+            self._leases.discard(tag)
             self._begun.append(tag)
 
     def not_begun(self, tag: int) -> None:
@@ -100,6 +111,7 @@ class Takes:
     def give_back(self, tags: Sequence[int]) -> None:
         """Return items that were not begun; does not wait."""
         if tags:
+            self.release(tags)
             self._link.call("recalled", ranges(sorted(tags)))
 
     def release(self, tags: Iterable[int]) -> None:
@@ -126,22 +138,36 @@ class Takes:
         done, self._done = self._done, []
         return done
 
+    def _landed(self, ask: Ask, items: Sequence[Tagged]) -> None:
+        self._confirmed_at = max(self._confirmed_at, ask.sent_at)
+        self._leases.update([tag for tag, _ in items])
+        self._asked.discard(ask.number)
+
+    def _remember(self, tags: Iterable[int]) -> None:
+        """Their server has died: whether it knew that they were done, the next one says."""
+        self._ended += tags
+        del self._ended[:-REMEMBERED_TAGS]
+
     # Without the lock
 
-    def _arrived(self, ask: Ask, wish: Wish) -> None:
+    def _opened(self, ask: Ask, operation: str) -> list[Tagged]:
+        first, crate, held = self._link.read(ask.reply, operation)
+        assert isinstance(first, int) and isinstance(crate, tuple) and isinstance(held, int)
+        self._link.bond.held = held
+        return list(enumerate(cargos(Crate(*crate)), start=first))
+
+    def _arrived(self, ask: Ask) -> None:
         with self._lock:
-            self._waiting -= wish.wait
             late = ask.abandoned
+            if ask.done and not self._link.answered(ask.reply):
+                self._remember(ask.done)
         if late:
             self._return(ask)
 
     def _return(self, ask: Ask) -> None:
         """Nobody wants what has come any more."""
-        if ask.reply.exception() is None:
-            try:
-                self.give_back([tag for tag, _ in self.read(ask, "get")])
-            except ChannelError:
-                return  # it was a refusal: there is nothing to give back
+        with suppress(ChannelError, CommError):  # of a refusal there is nothing to give back
+            self.give_back([tag for tag, _ in self.read(ask, "get")])
 
     def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
         bond = self._link.bond

@@ -1,6 +1,7 @@
 """What a consumer asks for, and the request while it is on its way."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlinf.channel.cargo import Cargo
@@ -26,11 +27,13 @@ class Wish(NamedTuple):
 class Ask:
     """One take on its way."""
 
-    __slots__ = ("abandoned", "absorbed", "number", "reply", "sent_at")
+    __slots__ = ("abandoned", "absorbed", "done", "number", "reply", "sent_at")
 
-    def __init__(self, number: int, reply: Handle[Reply]) -> None:
+    def __init__(self, number: int, reply: Handle[Reply], done: Sequence[int] = ()) -> None:
         self.number = number
         self.reply = reply
+        self.done = done
+        """Tags which it acknowledges."""
         self.sent_at = time.monotonic()
         self.abandoned = False
         self.absorbed = False

@@ -126,10 +126,9 @@ def test_what_was_not_acknowledged_is_sent_again_once(spooled: Servers, test: En
     assert not items[100].any()
 
 
-@pytest.mark.slow  # each has failed once on a machine that was overloaded
 def test_many_restarts_under_load_lose_and_repeat_nothing(spooled: Servers, test: Endpoint) -> None:
-    source = open_channel(test, max_items=50)
-    target_config = ChannelConfig(lease_s=2.0, reconnect_s=PATIENCE_S)
+    source = open_channel(test, max_items=50, lease_s=10.0)
+    target_config = ChannelConfig(lease_s=10.0, reconnect_s=PATIENCE_S)
     target = Channel.create("out", test, target_config, server="channel/5")
     count = 1500
 
@@ -167,9 +166,8 @@ def test_many_restarts_under_load_lose_and_repeat_nothing(spooled: Servers, test
     assert sorted(target) == list(range(count))
 
 
-@pytest.mark.slow  # each has failed once on a machine that was overloaded
 def test_a_waiting_get_is_served_by_the_next_server(spooled: Servers, test: Endpoint) -> None:
-    channel = open_channel(test)
+    channel = open_channel(test, lease_s=10.0)
     got: list[object] = []
     consumer = channel.ref.open(test)
     waiting = threading.Thread(target=lambda: got.append(consumer.get()))
@@ -197,6 +195,22 @@ def test_a_lease_ends_with_its_server_and_the_item_comes_again(
     with consumer.lease() as item:
         assert item == "work"
     assert results.qsize() == 0
+
+
+def test_an_acknowledgement_after_a_restart_tells_what_it_missed(
+    spooled: Servers, test: Endpoint
+) -> None:
+    channel = open_channel(test)
+    consumer = channel.ref.open(test)
+    channel.put_many(["first", "second"])
+    channel.flush()
+    assert [consumer.get(), consumer.get()] == ["first", "second"]
+    spooled.restart()
+    with pytest.raises(LeaseLost, match="1 item"):  # the second get had acknowledged the first
+        consumer.ack()
+    assert consumer.get() == "second"
+    consumer.ack()
+    assert channel.statistics().acknowledged_items == 2
 
 
 def test_a_commit_on_its_way_when_its_server_dies_is_asked_of_the_next(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from rlinf.channel import testing
-from rlinf.channel.consumers import Consumers
+from rlinf.channel.consumers import Consumer, Consumers
 from rlinf.channel.core import Queue
 from rlinf.channel.hub import Hub
 from rlinf.channel.intake import Intake
@@ -155,8 +155,19 @@ def never_bury(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Queue, "_restore", restore)
 
 
+def take_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal gives back what its sender, who was stopped, has not seen yet."""
+    right = Consumer.unknown_to
+
+    def unknown_to(self: Consumer, tags: set[int], asks: object, before: float) -> list[int]:
+        return right(self, tags, (), before)
+
+    monkeypatch.setattr(Consumer, "unknown_to", unknown_to)
+
+
 CHANNEL_FAULTS = [
     forget_repeats,
+    take_what_is_on_its_way,
     restore_at_the_end,
     never_expire,
     keep_the_lost,

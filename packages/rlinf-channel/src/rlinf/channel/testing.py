@@ -49,10 +49,10 @@ def check_channel(seed: int, size: int = 1) -> dict[str, int]:
     try:
         populate(world)
         return world.run()
-    except AssertionError as error:
+    except (AssertionError, ArithmeticError, LookupError) as error:
         story = "\n  ".join(f"{at:.3f} {what} {about}" for at, what, about in world.story[-40:])
         call = f"check_channel({seed}, {size})"
-        raise Violation(f"{call}: {error}\n  {story}") from error
+        raise Violation(f"{call}: {error!r}\n  {story}") from error
 
 
 def check_lock(seed: int) -> dict[str, int]:

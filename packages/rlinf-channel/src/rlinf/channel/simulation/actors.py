@@ -163,26 +163,46 @@ class Consumer(Holder):
         self.sequence = 0
         self.silent = False
         self.ask: int | None = None
+        self.stopped_until = 0.0
+        self.faithful = True
         self.request: Request | None = None
-        self.world.recalls[self.id] = self._recalled
+        self.world.holders[self.id] = self
         self._later(self.world.random.random() * 0.5, self._take)
         self._renewing = False
 
     def _later(self, delay: float, act: Act) -> None:
-        """Run `act` unless this incarnation has ended by then."""
-        me = self.id
-        self.world.later(delay, lambda: act() if self.id == me else None)
+        """Run `act` unless this incarnation has ended by then; once it goes on, if it is stopped."""
+        me, world = self.id, self.world
+
+        def due() -> None:
+            if self.id != me:
+                return
+            if self.stopped_until > world.now:  # what has become due meanwhile comes in any order
+                world.later(self.stopped_until - world.now + world.random.random() * 1e-3, due)
+            else:
+                act()
+
+        world.later(delay, due)
+
+    def _stop(self) -> None:
+        """Do nothing for less than a lease, as a process without a core, or at a SIGSTOP."""
+        world = self.world
+        if world.now > self.stopped_until + 0.01:
+            self.stopped_until = world.now + world.random.uniform(0.4, 0.55) * world.config.lease_s
+            world.tell(f"until {self.stopped_until:.3f} stopped:", self.id)
 
     def _die(self) -> None:
         self.world.crash(self.id)
         self._start()
 
     def _renew(self) -> None:
-        self._renewing = bool(self.held)
-        if not self.held:
+        asks = () if self.ask is None else (self.ask,)
+        self._renewing = bool(self.held or asks)
+        if not self._renewing:
             return
         if not self.silent and self.ready:
-            self.world.send(Renew(None, self.id, tuple(self.held)), self.channel, None, self.to)
+            renew = Renew(None, self.id, tuple(self.held), asks)
+            self.world.send(renew, self.channel, None, self.to)
         self._later(self.world.config.lease_s / 3, self._renew)
 
     def _end(self) -> None:
@@ -223,11 +243,15 @@ class Consumer(Holder):
         for tag in done:
             self.held.pop(tag, None)
         wish = self._wish(deadline)
-        take = Take(0, self.id, deadline=deadline, done=done, holds=len(self.held), **wish)
+        holds = len(self.held)
+        take = Take(0, self.id, deadline=deadline, done=done, holds=holds, ask=ask, **wish)
+        self._see_to_renewals()
 
         def answer(command: object) -> None:
             if not self.answered_by_another(command):
-                self._taken(take, ask, command)
+                if rng.random() < 0.05:
+                    self._stop()
+                self._later(0.0, lambda: self._taken(take, ask, command))
 
         self.world.send(take, self.channel, answer, self.to, ask=(take.consumer, ask))
         if rng.random() < 0.1:
@@ -273,9 +297,8 @@ class Consumer(Holder):
         if isinstance(command, Delivered) and got:
             self.held = dict(enumerate(command.items, start=command.first_tag))
             self.begun = set(self.held) if take.full else set()
-            if not self._renewing:
-                self._renewing = True
-                self._later(self.world.config.lease_s / 3, self._renew)
+            self.world.check_held(self)
+            self._see_to_renewals()
             self._choose_fate()
         elif isinstance(command, Refused) and command.reason is Refusal.CLOSED and not take.key:
             self._end()
@@ -283,7 +306,13 @@ class Consumer(Holder):
             assert not isinstance(command, Accepted | Settled), command
             self._later(self.world.random.random() * 0.2, self._take_again)
 
-    def _recalled(self) -> None:
+    def _see_to_renewals(self) -> None:
+        if not self._renewing:
+            self._renewing = True
+            self._later(self.world.config.lease_s / 3, self._renew)
+
+    def recalled(self) -> None:
+        """Give back what was brought along and not begun."""
         tags = tuple(tag for tag in self.held if tag not in self.begun)
         for tag in tags:
             del self.held[tag]
@@ -302,7 +331,7 @@ class Consumer(Holder):
             self.deaths_left -= 1
             self._later(rng.random(), self._die)
         elif fate < 0.3:
-            self.silent = True
+            self.silent, self.faithful = True, False
             self.world.tell("falls silent:", self.id)
             self.begun.update(self.held)
             self._later(lease_s * rng.uniform(0.5, 2.5), self._unless_lost(self._work))
@@ -383,4 +412,5 @@ class Consumer(Holder):
         if fate < 0.15 and self.deaths_left:
             self.deaths_left -= 1
             self._later(rng.random(), self._die)
-        self.silent = fate > 0.85  # if it has to wait for room, the lease may run out meanwhile
+        if fate > 0.85:  # if it has to wait for room, the lease may run out meanwhile
+            self.silent, self.faithful = True, False

@@ -1,7 +1,7 @@
 """What must hold in every schedule, by what is written and what is answered."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.hub import Hub
@@ -81,6 +81,17 @@ class Checks:
     def forget_leases(self) -> None:
         """Leases end with the server."""
         self._leases = {"in": {}, "out": {}}
+
+    def held(self, channel: str, consumer: ClientId, held: Mapping[int, Item]) -> None:
+        """What a consumer has just been given is its, and nobody else's."""
+        leases = self._leases[channel]
+        lost = [i.payload for tag, i in held.items() if leases.get(tag) != (consumer, i.order)]
+        assert not lost, f"{lost} came to {consumer} and had been taken from it on the way"
+
+    def released(self, released: Released, held: Mapping[int, Item]) -> None:
+        """A consumer that was never silent for a lease has lost nothing that came to it."""
+        lost = [held[tag].payload for tag in released.tags if tag in held]
+        assert not lost, f"{lost} was taken from {released.consumer}, which has renewed it"
 
     def command(self, channel: str, command: Command) -> None:
         """One answer of the server."""

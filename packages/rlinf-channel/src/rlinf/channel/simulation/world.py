@@ -10,10 +10,10 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.hub import Addressed, Hub
@@ -43,6 +43,21 @@ LIMIT_S = 500.0
 LIMIT_STEPS = 10_000
 """Virtual seconds, and steps, in which every schedule must have come to an end."""
 Answer = Callable[[object], None]
+
+
+class Holder(Protocol):
+    """A consumer as the world sees it."""
+
+    id: ClientId
+    channel: str
+    to: int
+    faithful: bool
+    """It was never silent for as long as a lease."""
+    held: Mapping[int, Item]
+
+    def recalled(self) -> None:
+        """Give back what was brought along and not begun."""
+
 
 _FIELDS = {kind: [field.name for field in fields(kind)][1:] for kind in (Put, Take)}
 
@@ -94,6 +109,8 @@ class World:
             lease_s=rng.choice([0.5, 2.0]),
             max_deliveries=4 if self.troubles.poison else None,
         )
+        self.gentle = not self.troubles.loss and self.config.lease_s == 2.0
+        """No renewal comes too late, but from those who fall silent."""
         self.restarts_left = self.troubles.restarts
         self.incarnation = 0
         self.hub = Hub("channel/0")
@@ -101,7 +118,7 @@ class World:
         self.up = False
         self.clients: list[Callable[[], None]] = []
         """Of each living actor: what to do when it learns that the server was lost."""
-        self.recalls: dict[ClientId, Callable[[], None]] = {}
+        self.holders: dict[ClientId, Holder] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count(1)
         self._answers: dict[int, Answer] = {}
@@ -159,6 +176,14 @@ class World:
         self._open[channel] -= 1
         if not self._open[channel]:
             self._close(channel)
+
+    def check_held(self, holder: Holder) -> None:
+        """What has just come to a consumer that was never silent for a lease is its alone."""
+        if self._keeps_its_leases(holder):
+            self.check.held(holder.channel, holder.id, holder.held)
+
+    def _keeps_its_leases(self, holder: Holder) -> bool:
+        return self.gentle and holder.faithful and self.up and holder.to == self.incarnation
 
     # The server
 
@@ -288,10 +313,15 @@ class World:
         for _, command in commands:
             if isinstance(command, Recall):
                 self.counts["recalls"] += 1
-                recall = self.recalls.get(command.consumer)
-                if recall is not None:
-                    self.later(self.random.random() * 0.1, recall)
-            elif not isinstance(command, Released | Buried | Left):
+                holder = self.holders.get(command.consumer)
+                if holder is not None:
+                    self.later(self.random.random() * 0.1, holder.recalled)
+                continue
+            if isinstance(command, Released) and command.expired:
+                holder = self.holders[command.consumer]
+                if self._keeps_its_leases(holder) and holder.id == command.consumer:
+                    self.check.released(command, holder.held)
+            if not isinstance(command, Released | Buried | Left):
                 answer = self._answers.pop(command.request, None)
                 assert answer is not None, f"answered twice: {command}"
                 self._reply(answer, command)

@@ -197,8 +197,7 @@ class Queue:
         commands: list[Command] = []
         before = now - self.config.lease_s / 2
         unknown = consumer.unknown_to(renew.tags, renew.asks, before)
-        if unknown:
-            commands += self._take_from(consumer, tuple(unknown), now, expired=True)
+        commands += self._take_from(consumer, tuple(unknown), now, expired=True)
         if renew.request is not None:
             commands.append(Settled(renew.request, lost))
         return commands

@@ -287,9 +287,7 @@ class ChannelService:
         caller.replies.append((OK,))
         return self._step(caller, Recalled(caller.client, expand(tags)))
 
-    def _renew(
-        self, caller: _Caller, held: Ranges, done: Ranges, asks: Ranges
-    ) -> list[Addressed]:
+    def _renew(self, caller: _Caller, held: Ranges, done: Ranges, asks: Ranges) -> list[Addressed]:
         self._hub.get(caller.channel)
         commands = self._step(caller, Settle(None, caller.client, expand(done))) if done else []
         renew = Renew(self._ticket(caller), caller.client, expand(held), expand(asks))

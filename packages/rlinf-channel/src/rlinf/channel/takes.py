@@ -72,7 +72,7 @@ class Takes:
         return True
 
     def read(self, ask: Ask, operation: str) -> list[Tagged]:
-        """What a take has brought, which is held from now on; raises what the server said instead."""
+        """What a take has brought, held from now on; raises what the server said instead."""
         try:
             items = self._opened(ask, operation)
         except BaseException:

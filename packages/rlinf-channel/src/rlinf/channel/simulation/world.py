@@ -53,7 +53,11 @@ class Holder(Protocol):
     to: int
     faithful: bool
     """It was never silent for as long as a lease."""
-    held: Mapping[int, Item]
+
+    @property
+    def held(self) -> Mapping[int, Item]:
+        """What it holds, by tag."""
+        ...
 
     def recalled(self) -> None:
         """Give back what was brought along and not begun."""

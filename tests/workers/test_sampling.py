@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,22 @@ def test_the_extremes_of_the_random_number_draw_possible_tokens():
     assert (tokens < 50_000).all()
 
 
+@pytest.mark.parametrize("columns", [257, 384, 5000])
+def test_a_large_vocabulary_is_drawn_from_as_a_small_one(columns):
+    logits = torch.randn(200, columns, generator=torch.manual_seed(0)) * 2
+    logits[:, ::3] = -torch.inf
+    uniform = torch.rand(200, generator=torch.manual_seed(1))
+    uniform[:2] = torch.tensor([0.0, 1 - 2.0**-23])
+    tokens, logprobs = draw(logits, Sampling(), uniform)
+    exact = logits.double().softmax(-1)
+    assert torch.allclose(logprobs, exact.gather(1, tokens[:, None])[:, 0].log().float(), atol=1e-5)
+    below = (
+        exact.cumsum(-1).gather(1, tokens[:, None])[:, 0] - exact.gather(1, tokens[:, None])[:, 0]
+    )
+    assert (below <= uniform + 1e-5).all()
+    assert (below + logprobs.exp() >= uniform - 1e-5).all()
+
+
 def test_greedy_takes_the_likeliest_and_records_temperature_one():
     logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, -1.0, -2.0]])
     tokens, logprobs = draw(logits, Sampling(temperature=0), torch.zeros(2))
@@ -76,6 +94,9 @@ def test_greedy_takes_the_likeliest_and_records_temperature_one():
         (Sampling(top_p=0.3), [0]),
         (Sampling(top_k=3, top_p=0.6), [0, 1]),
         (Sampling(top_k=99), [0, 1, 2, 3]),
+        (Sampling(min_p=0.4), [0, 1, 2]),
+        (Sampling(min_p=1.0), [0]),
+        (Sampling(top_p=0.9, min_p=0.6), [0, 1]),
     ],
 )
 def test_truncation_keeps_the_likeliest(sampling, kept):
@@ -83,7 +104,7 @@ def test_truncation_keeps_the_likeliest(sampling, kept):
     tokens, full = drawn(probabilities.log(), sampling)
     assert sorted(set(tokens.tolist())) == kept
     assert torch.allclose(full, probabilities[0].log()[tokens], atol=1e-5)
-    processed = Sampling(top_k=sampling.top_k, top_p=sampling.top_p, logprobs="processed")
+    processed = replace(sampling, logprobs="processed")
     same, logprobs = drawn(probabilities.log(), processed)
     assert torch.equal(same, tokens)
     mass = probabilities[0, kept].sum()
@@ -99,6 +120,6 @@ def test_the_trainer_computes_what_the_rollout_recorded():
 
 
 def test_settings_that_make_no_sense_are_refused():
-    for bad in ({"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"top_p": 1.1}):
-        with pytest.raises(ValueError, match="top_p"):
+    for bad in ({"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"top_p": 1.1}, {"min_p": 2}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
             Sampling(**bad)

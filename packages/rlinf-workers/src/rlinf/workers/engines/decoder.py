@@ -17,6 +17,7 @@ from rlinf.workers.algorithms.masking import at_least_float32
 from rlinf.workers.engines.attention import attend, causal_bias, full_lanes, length_bias
 from rlinf.workers.engines.kv_cache import KvCache
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Slots
+from rlinf.workers.engines.products import project
 
 __all__ = ["STABLE_ROWS", "Decoder", "reason_unsupported"]
 
@@ -116,7 +117,7 @@ class Decoder:
         return self._logits(hidden)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._head(self._norm(self._body.norm, hidden))
+        logits: Tensor = project(self._head, self._norm(self._body.norm, hidden))
         return at_least_float32(logits)
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
@@ -129,13 +130,18 @@ class Decoder:
         for number, layer in enumerate(self._body.layers):
             block = layer.self_attn
             y = self._norm(layer.input_layernorm, x)
-            queries = _rotated(block.q_proj(y).view(-1, self._heads, self._depth), cos, sin)
-            keys = _rotated(block.k_proj(y).view(-1, self._kv_heads, self._depth), cos, sin)
-            values = block.v_proj(y).view(-1, self._kv_heads, self._depth)
-            x = x + block.o_proj(attention(number, queries, keys, values).flatten(1))
+            queries = _rotated(
+                project(block.q_proj, y).view(-1, self._heads, self._depth), cos, sin
+            )
+            keys = _rotated(
+                project(block.k_proj, y).view(-1, self._kv_heads, self._depth), cos, sin
+            )
+            values = project(block.v_proj, y).view(-1, self._kv_heads, self._depth)
+            mixed = attention(number, queries, keys, values).flatten(1)
+            x = x + project(block.o_proj, mixed)
             y = self._norm(layer.post_attention_layernorm, x)
-            gated = functional.silu(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y)
-            x = x + layer.mlp.down_proj(gated)
+            gate, up = project(layer.mlp.gate_proj, y), project(layer.mlp.up_proj, y)
+            x = x + project(layer.mlp.down_proj, functional.silu(gate) * up)
         return x
 
     # Kept beyond inference mode, for training.

@@ -10,16 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rlinf.workers.algorithms.masking import at_least_float32
 from rlinf.workers.roles.rollout import Sampling
 
 __all__ = ["adjusted", "draw", "streams", "token_logprobs", "uniforms"]
 
+BLOCK = 128
+"""Columns that are summed up before one of them is looked for."""
 UintArray = npt.NDArray[np.uint64]
 
 _BITS = 23
 """Fewer than float32's 24: so `uniform * total` always rounds to less than `total`."""
+_BELOW_ONE = 1 - 2.0**-_BITS
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -71,30 +75,56 @@ def draw(logits: Tensor, sampling: Sampling, random: Tensor) -> tuple[Tensor, Te
     `random` [rows] is uniform in [0, 1). Returns the tokens, int64 [rows], and their log-probs of
     the kind that `sampling.logprobs` asks for, float32 [rows].
     """
-    logprobs = adjusted(logits, sampling).log_softmax(-1)
+    logits = adjusted(logits, sampling)
     if sampling.temperature == 0:
-        tokens = logprobs.argmax(-1, keepdim=True)
-        return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
-    kept = _truncated(logprobs, sampling)
-    cumulative = kept.exp().cumsum(-1)
-    target = (random * cumulative[:, -1])[:, None]
-    tokens = torch.searchsorted(cumulative, target, right=True)
-    recorded = kept if sampling.logprobs == "processed" else logprobs
-    return tokens[:, 0], recorded.gather(1, tokens)[:, 0]
+        tokens = logits.argmax(-1, keepdim=True)
+        return tokens[:, 0], (logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True))[:, 0]
+    shares = logits.softmax(-1)
+    kept = _truncated(shares, sampling)
+    tokens = (_inverted if kept.shape[1] <= 2 * BLOCK else _inverted_by_blocks)(kept, random)
+    drawn = shares.gather(1, tokens[:, None])[:, 0]
+    if sampling.logprobs == "processed" and kept is not shares:
+        drawn = drawn / kept.sum(-1)
+    return tokens, drawn.log()
 
 
-def _truncated(logprobs: Tensor, sampling: Sampling) -> Tensor:
-    """Renormalised log-probs after top-k, then top-p; -inf for what is cut off.
+def _inverted(shares: Tensor, random: Tensor) -> Tensor:
+    """The first column at which the running sum of shares [rows, V] exceeds `random` of its end."""
+    cumulative = shares.cumsum(-1)
+    target = random[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
-    Top-p keeps the smallest set of likeliest tokens that holds at least that mass: Holtzman et al.
-    2019, arXiv:1904.09751. Ties at its border are kept together.
+
+def _inverted_by_blocks(shares: Tensor, random: Tensor) -> Tensor:
+    """The same, first over sums of blocks, then within one: running sums are slow, sums are not."""
+    rows, columns = shares.shape
+    blocks = functional.pad(shares, (0, -columns % BLOCK)).view(rows, -1, BLOCK)
+    sums = blocks.sum(-1)
+    cumulative = sums.cumsum(-1)
+    target = random[:, None] * cumulative[:, -1:]
+    chosen = torch.searchsorted(cumulative, target, right=True)
+    size = sums.gather(1, chosen)
+    rest = (target - cumulative.gather(1, chosen) + size) / size
+    block = blocks[torch.arange(rows, device=shares.device), chosen[:, 0]]
+    return chosen[:, 0] * BLOCK + _inverted(block, rest[:, 0].clamp(0, _BELOW_ONE))
+
+
+def _truncated(shares: Tensor, sampling: Sampling) -> Tensor:
+    """Shares [rows, V] after top-k, top-p and min-p, in this order; 0 for what is cut off.
+
+    Top-p keeps the smallest set of likeliest tokens that holds at least that part of what top-k
+    left: Holtzman et al. 2019, arXiv:1904.09751. Min-p keeps what has at least that part of the
+    likeliest token's share: Nguyen et al. 2024, arXiv:2407.01082. Ties at a border are kept.
     """
-    if 0 < sampling.top_k < logprobs.shape[-1]:
-        border = logprobs.topk(sampling.top_k, -1).values[:, -1:]
-        logprobs = logprobs.masked_fill(logprobs < border, -torch.inf).log_softmax(-1)
+    if 0 < sampling.top_k < shares.shape[-1]:
+        border = shares.topk(sampling.top_k, -1).values[:, -1:]
+        shares = shares.masked_fill(shares < border, 0)
     if sampling.top_p < 1:
-        ordered = logprobs.sort(-1, descending=True).values
-        before = ordered.exp().cumsum(-1) - ordered.exp()
-        border = ordered.masked_fill(before >= sampling.top_p, torch.inf).amin(-1, keepdim=True)
-        logprobs = logprobs.masked_fill(logprobs < border, -torch.inf).log_softmax(-1)
-    return logprobs
+        ordered = shares.sort(-1, descending=True).values
+        cumulative = ordered.cumsum(-1)
+        cut = cumulative - ordered >= sampling.top_p * cumulative[:, -1:]
+        border = ordered.masked_fill(cut, torch.inf).amin(-1, keepdim=True)
+        shares = shares.masked_fill(shares < border, 0)
+    if sampling.min_p > 0:
+        shares = shares.masked_fill(shares < sampling.min_p * shares.amax(-1, keepdim=True), 0)
+    return shares

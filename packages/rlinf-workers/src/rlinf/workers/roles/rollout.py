@@ -29,26 +29,30 @@ class Sampling:
         temperature: Divides the logits; 0 takes the likeliest token (log-probs at temperature 1).
         top_k: Draw from the k likeliest tokens only; 0: from all.
         top_p: Draw from the likeliest tokens that hold this much probability; 1: from all.
+        min_p: Draw from tokens that have this part of the likeliest one's share; 0: from all.
         stop_ids: A response ends with the first of these.
         banned_ids: Tokens that are never drawn; they have no share in the softmax.
         logprobs: Which log-prob of a drawn token is recorded. `full`: of the softmax at this
             temperature without the banned tokens, which a trainer can compute again. `processed`:
-            after top-k and top-p, renormalised; it differs from the former by the log of the mass
-            that was kept.
+            after top-k, top-p and min-p, renormalised; it differs from the former by the log of the
+            mass that was kept.
         seed: With a request's uid, a sample's index and a token's position it decides each draw.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
     banned_ids: tuple[int, ...] = ()
     logprobs: Literal["full", "processed"] = "full"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"{self}: temperature and top_k are at least 0, top_p in (0, 1]")
+        if self.temperature < 0 or self.top_k < 0:
+            raise ValueError(f"{self}: temperature and top_k are at least 0")
+        if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
+            raise ValueError(f"{self}: top_p is in (0, 1], min_p in [0, 1]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,42 @@
-"""Packings: a lower bound on every plan, found without looking at plans."""
+"""Packings, and what waiting adds to them: lower bounds, found without looking at plans."""
 
 import random
 
 import pytest
 
+from rlinf.sched import Component, FlowGraph, Profile, search
 from rlinf.sched.cost import CostModel
 from rlinf.sched.machine import Machine
 from rlinf.sched.packing import pack
 from rlinf.sched.testing import brute_force, random_problem
+from rlinf.sched.waiting import raised_bound
 
 
-@pytest.mark.parametrize("components", [2, 3])
+@pytest.mark.parametrize("components", [2, 3, 4])
 def test_no_plan_beats_the_packing(components: int):
     rng = random.Random(components)
     for _ in range(5):
-        problem = random_problem(rng, components, 4, 0.5)
+        problem = random_problem(rng, components, 4 if components < 4 else 3, 0.5)
         profile = problem.profile()
         machine = Machine.of(problem.devices, profile)
-        packing = pack(CostModel(problem.graph, profile, machine, problem.batch))
+        model = CostModel(problem.graph, profile, machine, problem.batch)
+        packing = pack(model)
         assert packing is not None
         best, _ = brute_force(problem)
         assert packing.seconds <= best * (1 + 1e-9)
+        raised = raised_bound(model, packing, packing.seconds, 2 * best)
+        assert packing.seconds <= raised <= best * (1 + 1e-9)
+
+
+def test_waiting_raises_the_bound_of_a_chain():
+    """The packing has a and b in turn beside c, which would have to wait for b."""
+    graph = FlowGraph.chain(*(Component(n, (1,)) for n in "abc"))
+    shares = {"a": 1, "b": 1, "c": 2}
+    profile = Profile.from_laws({name: lambda n, b, s=s: s * b for name, s in shares.items()})
+    machine = Machine.of(2, profile)
+    model = CostModel(graph, profile, machine, 8)
+    packing = pack(model)
+    assert packing is not None
+    assert packing.seconds == pytest.approx(16.0)
+    best = search(graph, profile, 2, 8).seconds
+    assert 20.0 < raised_bound(model, packing, packing.seconds, best) <= best

@@ -14,6 +14,10 @@ from rlinf.sched import (
     Temporal,
     search,
 )
+from rlinf.sched.cost import CostModel
+from rlinf.sched.machine import Machine
+from rlinf.sched.planner import rebuild
+from rlinf.sched.searcher import Searcher
 from rlinf.sched.testing import (
     Problem,
     brute_force,
@@ -21,6 +25,7 @@ from rlinf.sched.testing import (
     rounds_of,
     run_micro_batches,
 )
+from rlinf.sched.tree import draw
 
 
 def gap(problem: Problem) -> float | None:
@@ -39,7 +44,7 @@ def gap(problem: Problem) -> float | None:
     assert plan.seconds == pytest.approx(executed, rel=1e-9), plan.tree()
     if executed > best * (1 + 1e-9):
         along_one_order, _ = brute_force(problem, prefixes=True)
-        assert executed <= along_one_order * 1.03, plan.tree()  # one in 500 misses that too
+        assert executed <= along_one_order * (1 + 1e-9), plan.tree()
     return executed / best - 1
 
 
@@ -80,6 +85,43 @@ def test_five_hundred_random_workflows():
     print(f"missed {len(missed)} of {len(gaps)}: {missed}")
     assert len(missed) <= 0.01 * len(gaps)
     assert max(gaps) < 0.05
+
+
+def test_no_candidate_is_priced_too_low():
+    """Departures that meet may be priced too late, never too early."""
+    rng = random.Random(77)
+    seen = 0
+    for _ in range(60):
+        problem = random_problem(rng, rng.choice([3, 4]), 4, rng.choice([0.3, 0.5, 0.7]))
+        profile = problem.profile()
+        machine = Machine.of(problem.devices, profile)
+        model = CostModel(problem.graph, profile, machine, problem.batch)
+        front = Searcher(model, SearchConfig(micro_batches=(4,))).best()
+        ends = front.labels.x()
+        for row in ends.argsort()[:20]:
+            seen += 1
+            tree = rebuild(front, int(row), None)
+            assert ends[row] >= run_micro_batches(problem, tree) * (1 - 1e-9), draw(tree)
+    assert seen > 300
+
+
+def test_two_pairs_in_turn_side_by_side():
+    """c0 and c2 in turn beside c1 and c3: c1 waits for c0 only, although c2 feeds c3."""
+    edges = (("c0", "c1"), ("c0", "c2"), ("c0", "c3"), ("c1", "c3"), ("c2", "c3"))
+    graph = FlowGraph(tuple(Component(f"c{i}", (1,)) for i in range(4)), edges)
+    shares = {"c0": 1 / 8, "c1": 7 / 8, "c2": 7 / 8, "c3": 1 / 8}
+    profile = Profile.from_laws({name: lambda n, b, s=s: s * b for name, s in shares.items()})
+    plan = search(graph, profile, 2, 8, SearchConfig(micro_batches=(8,)))
+    assert plan.seconds == pytest.approx(8.125)
+
+
+def test_only_the_numbers_of_micro_batches_asked_for_are_used():
+    graph = FlowGraph(tuple(Component(n, (1,)) for n in "abc"), (("a", "c"), ("b", "c")))
+    profile = Profile.from_laws({n: lambda n, b: b for n in graph.names})
+    for micro_batches in ((2,), (4,)):
+        config = SearchConfig(micro_batches=micro_batches)
+        plan = search(graph, profile, 3, 64, config)
+        assert {p.chunk for p in plan.placements().values()} <= {None, 64 // micro_batches[0]}
 
 
 def test_the_shadow_of_a_pipeline_is_used():

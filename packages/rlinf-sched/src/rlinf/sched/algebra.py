@@ -12,8 +12,9 @@ x          its end if everything had arrived at the start: the shadow tail lives
 =========  ==================================================================================
 
 A set of components without a pipelined neighbour on a side lacks the entries of that side. Where
-two departures meet, (max A, max R) stands for both, which never prices a plan too low. A leaf with
-time f is the stream (f, f). Redundant entries are 0; an absent io has A = ABSENT.
+two departures meet, even departures between the later of the two first and the later of the two
+last ones stand for both; where two flows meet, (max A, max R) does. Neither prices a plan too low.
+A leaf with time f is the stream (f, f). Redundant entries are 0; an absent io has A = ABSENT.
 """
 
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ class Labels:
         if not self.before:
             return v[:, 0], v[:, 1]
         first = v[:, 0] + v[:, 3] * (self.parts - 1) * v[:, 1]
-        return np.maximum(first, v[:, 4]), np.maximum(v[:, 2], v[:, 5])
+        return later(self.parts, (first, v[:, 2]), (v[:, 4], v[:, 5]))
 
     def ie(self) -> Pair:
         """Time after the last arrival, and the period it can take arrivals at."""
@@ -75,7 +76,7 @@ class Labels:
         if not self.after:
             return v[:, 0], v[:, 1]
         last = v[:, 0] + v[:, 3] * (self.parts - 1) * v[:, 2]
-        return np.maximum(last, v[:, 6]), np.maximum(v[:, 1], v[:, 7])
+        return later(self.parts, (last, v[:, 1]), (v[:, 6], v[:, 7]))
 
     def io(self) -> Flow:
         """First departure, consuming period, emitting period, block or stream."""
@@ -182,11 +183,24 @@ def io_io(parts: int, first: Flow, second: Flow) -> Flow:
     return a1 + a2 + wait, consume, emit, np.maximum(k1, k2)
 
 
-def both(one: Pair | None, other: Pair | None) -> Pair | None:
+def both(parts: int, one: Pair | None, other: Pair | None) -> Pair | None:
     """Wait for two departures, or ends."""
     if one is None or other is None:
         return one or other
-    return np.maximum(one[0], other[0]), np.maximum(one[1], other[1])
+    return later(parts, one, other)
+
+
+def later(parts: int, one: Pair, other: Pair) -> Pair:
+    """The later of two departures, made even; of two ends exactly the later one."""
+    (a1, r1), (a2, r2) = one, other
+    if parts == 1:
+        return np.maximum(a1, a2), np.maximum(r1, r2)
+    steps = parts - 1
+    ahead, behind = a1 - a2, (a1 - a2) + steps * (r1 - r2)
+    apart = np.where(ahead > 0, r2 - ahead / steps, r1 + ahead / steps)
+    mixed = ahead * behind < 0
+    rate = np.where(mixed, apart, np.where((ahead > 0) | (behind > 0), r1, r2))
+    return np.maximum(a1, a2), rate
 
 
 def both_flows(one: Flow | None, other: Flow | None) -> Flow | None:

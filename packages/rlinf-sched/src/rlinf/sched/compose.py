@@ -48,14 +48,14 @@ def spatial(parts: int, first: Labels, second: Labels, wires: Wiring) -> Labels:
         end = np.maximum(end, algebra.so_ie(parts, first, second))
     out: Pair | None = first.so() if wires.after_first else None
     if wires.after_second:
-        out = algebra.both(out, second.so() if not wires.edge or wires.before_second else None)
+        out = algebra.both(parts, out, second.so())
         if wires.edge:
-            out = algebra.both(out, algebra.so_io(parts, first.so(), second.io()))
+            out = algebra.both(parts, out, algebra.so_io(parts, first.so(), second.io()))
     taken: Pair | None = first.ie() if wires.before_first else None
     if wires.before_first and wires.edge:
-        taken = algebra.both(taken, algebra.io_ie(parts, first.io(), second.ie()))
+        taken = algebra.both(parts, taken, algebra.io_ie(parts, first.io(), second.ie()))
     if wires.before_second:
-        taken = algebra.both(taken, second.ie())
+        taken = algebra.both(parts, taken, second.ie())
     return algebra.assemble(parts, end, out, taken, _flow(parts, first, second, wires))
 
 
@@ -93,10 +93,10 @@ def temporal(parts: int, first: Labels, second: Labels, wires: Wiring, switch_s:
     flow = second.io() if wires.before_second and wires.after_second else None
     if wires.after_second:
         a, e = second.so()
-        out = algebra.both(out, (start + a, e))
+        out = algebra.both(parts, out, (start + a, e))
     if wires.before_first:
         a, c = first.ie()
-        taken = algebra.both(taken, (a + switch_s + second_end, c))
+        taken = algebra.both(parts, taken, (a + switch_s + second_end, c))
         if wires.after_second:
             a2, e2 = second.so()
             flow = algebra.both_flows(flow, (a + switch_s + a2, c, e2, np.ones_like(a)))

@@ -21,6 +21,7 @@ from rlinf.sched.profile import Profile
 from rlinf.sched.searcher import Searcher
 from rlinf.sched.task import Task
 from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree
+from rlinf.sched.waiting import raised_bound
 
 COARSE = 7
 """Options a component has in the first, coarse pass, which finds the ceiling for the second."""
@@ -72,9 +73,11 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
     tree, bound = found[0]
     seconds = evaluate(tree, model, staleness).seconds
     if not staleness and (not model.chain or bound) and not config.kind:
-        seconds, tree = polish([t for t, _ in found], model)
+        seconds, tree = polish([t for t, _ in found], model, config.micro_batches)
     if bound:
         least = lower_bound(model, packing, config.micro_batches)
+        if packing is not None and not staleness:
+            least = raised_bound(model, packing, least, max(least, seconds))
         bound = min(bound, max(0.0, seconds / least - 1))
     used = staleness if isinstance(tree, Parallel) else 0
     total = seconds + model.profile.sync_s

@@ -13,19 +13,24 @@ TRIES = 400
 GAIN = 1 - 1e-9
 
 
-def polish(plans: Sequence[Tree], model: CostModel) -> tuple[float, Tree]:
+def polish(
+    plans: Sequence[Tree], model: CostModel, micro_batches: Sequence[int] = ()
+) -> tuple[float, Tree]:
     """The best of the plans, improved by changing one thing at a time; and its seconds.
 
     Tried: the next larger and smaller size of a component, half and twice the micro-batches of a
     segment, a component in or out of its pipeline. The number of tries is fixed, so the answer
     does not depend on the clock.
+
+    Args:
+        micro_batches: the only numbers allowed beside 1; empty: any.
     """
     timed = [(evaluate(plan, model).seconds, k) for k, plan in enumerate(plans)]
     seconds, best = min(timed)
     tree, tries = plans[best], 0
     for _ in range(ROUNDS):
         before = seconds
-        for neighbour in list(_neighbours(tree, model)):
+        for neighbour in list(_neighbours(tree, model, micro_batches)):
             tries += 1
             if tries > TRIES or not _fits(neighbour, model):
                 continue
@@ -44,19 +49,19 @@ def _fits(tree: Tree, model: CostModel) -> bool:
     return all(n <= counts.get(kind, total) for kind, n in used.items())
 
 
-def _neighbours(tree: Tree, model: CostModel) -> Iterator[Tree]:
+def _neighbours(tree: Tree, model: CostModel, micro_batches: Sequence[int]) -> Iterator[Tree]:
     if isinstance(tree, Leaf):
         yield from _resized(tree, model)
         return
     if isinstance(tree, Loop):
         return
-    for first in _neighbours(tree.first, model):
+    for first in _neighbours(tree.first, model, micro_batches):
         yield replace(tree, first=first)
-    for second in _neighbours(tree.second, model):
+    for second in _neighbours(tree.second, model, micro_batches):
         yield replace(tree, second=second)
     if isinstance(tree, Spatial):
         for parts in (tree.micro_batches // 2, tree.micro_batches * 2):
-            if 1 <= parts <= model.batch:
+            if 1 <= parts <= model.batch and (not micro_batches or parts in (1, *micro_batches)):
                 yield replace(tree, micro_batches=parts)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlinf.sched import algebra, compose
+from rlinf.sched import algebra, compose, crossing
 from rlinf.sched.algebra import Labels
 from rlinf.sched.chain_bounds import ChainBounds
 from rlinf.sched.config import SearchConfig
@@ -168,6 +168,7 @@ class Searcher:
                 found += [] if self.model.chain else self._independent(task)
                 for parts in self._micro_batches(task.members):
                     found += self._piped(replace(task, parts=parts))
+                    found += self._crossed(replace(task, parts=parts))
             else:
                 found += self._piped(task)
         width = len(self.model.machine.counts)
@@ -274,6 +275,20 @@ class Searcher:
             if task.top and len(front) and self._is_root(task):
                 self.ceiling = min(self.ceiling, float(front.labels.x().min()) * self.slack())
             yield front
+
+    def _crossed(self, task: Task) -> Iterator[Front]:
+        """Two components in turn beside two in turn that both of them feed."""
+        if self.model.chain or self.narrow:
+            return
+
+        def single(i: int, feeds: bool) -> Front:
+            me = 1 << i
+            ports = (0, me) if feeds else (me, 0)
+            return self.front(Task(me, *ports, task.parts, task.beside))
+
+        for cut in self.cuts(task.members):
+            for front in crossing.crossed(self.model, cut, single, self._budget(task)):
+                yield self._kept(front, task)
 
     def _micro_batches(self, members: int) -> Iterator[int]:
         batch = self.model.batch

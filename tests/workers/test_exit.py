@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlinf.workers.testing import files_left
+
 PROGRAM = """
 import sys, time
 from rlinf.workers import Cluster, explain, WorkerError
@@ -109,9 +111,9 @@ def test_nothing_is_left(temporary: Path, launcher: str, end: str) -> None:
     left: object = True
     while left and time.monotonic() < deadline:
         psutil.wait_procs(processes, timeout=0.2)
-        left = alive(processes) or [*temporary.iterdir()] or shared_memory() - before
+        left = alive(processes) or files_left(temporary) or shared_memory() - before
     assert alive(processes) == []
-    assert list(temporary.iterdir()) == []
+    assert files_left(temporary) == []
     assert shared_memory() <= before
 
 

@@ -25,6 +25,7 @@ from rlinf.workers import Cluster, ClusterConfig, WorkerDied, WorkerError
 from rlinf.workers.checkpoint import CheckpointConfig, Checkpoints
 from rlinf.workers.testing import (
     Fault,
+    files_left,
     launch,
     placements,
     prompts,
@@ -232,5 +233,5 @@ def test_cell_of_the_controller(
         assert out == "" and "Traceback" not in err
     _, alive = psutil.wait_procs(family, timeout=20)  # the janitor is one of them
     assert [one.cmdline() for one in alive] == []
-    assert list(temporary.iterdir()) == []
+    assert files_left(temporary) == []
     assert set(Path("/dev/shm").iterdir()) <= before

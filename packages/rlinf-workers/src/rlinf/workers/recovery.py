@@ -32,6 +32,9 @@ __all__ = ["Attempt", "Journal", "Recovery"]
 
 log = logging.getLogger(__name__)
 
+BURIED_S = 60.0
+"""This long after it was killed, at most, a worker is known to be dead."""
+
 
 class Journal(Protocol):
     """Who is told how the steps go; `rlinf.workers.run.Run` is one."""
@@ -165,10 +168,10 @@ class Recovery:
             return error
         if not is_consequence(error):
             return None
-        silence_s = self._cluster.config.silence_s
+        known_s = self._cluster.config.silence_s + BURIED_S
         for group in self._groups:
             try:
-                group.resident_bytes().result(2 * silence_s)
+                group.resident_bytes().result(known_s)
             except StateLost as lost:
                 return lost
             except (WorkerError, Timeout):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlinf.channel import running_jobs
 from rlinf.comm import Request
 from rlinf.sched import FlowGraph, Placement, temporal_plan
 from rlinf.workers.base import WorkerBase
@@ -39,6 +40,7 @@ __all__ = [
     "Sample",
     "Sampler",
     "Scorer",
+    "files_left",
     "launch",
     "misbehave",
     "placements",
@@ -349,3 +351,13 @@ def run_steps(
             outcomes[step] = run_step(cluster, groups, step)[-1].result
     [history] = groups[2].history().result(60)
     return [*(outcomes[step] for step in sorted(outcomes)), history]
+
+
+def files_left(temporary: Path) -> list[Path]:
+    """The files below a folder for temporary ones, once all jobs that ran there have ended.
+
+    What tells the monitor of a job that was killed is not among them: looking for jobs removes it.
+    """
+    for folder in temporary.glob("rlinf-*"):
+        assert running_jobs(folder) == ()
+    return [path for path in temporary.rglob("*") if not path.is_dir()]

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
     from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
     from rlinf.workers.roles import RewardEngine
 
-__all__ = ["CriticWorker", "RewardWorker", "RolloutWorker", "TrainerWorker"]
+__all__ = [
+    "CriticWorker",
+    "LearnerWorker",
+    "PublisherWorker",
+    "RewardWorker",
+    "RolloutWorker",
+    "TrainerWorker",
+]
 
 
 class RolloutWorker(Worker):
@@ -114,8 +121,8 @@ class RewardWorker(Worker):
         return item.token_count if isinstance(item, ScoredGroup) else 0
 
 
-class _Learner(Worker):
-    """A worker whose engine has state that checkpoints hold.
+class LearnerWorker(Worker):
+    """A worker whose engine has state that checkpoints hold: base of critics and trainers.
 
     Its files there are `<group>-<rank>.safetensors` and `<group>-<rank>.json`.
     """
@@ -171,7 +178,7 @@ class _Learner(Worker):
         return item.token_count if isinstance(item, ScoredGroup) else 0
 
 
-class CriticWorker(_Learner):
+class CriticWorker(LearnerWorker):
     """Gives scored groups the advantages of their tokens, and learns values."""
 
     _engine: "TorchCritic"
@@ -202,22 +209,33 @@ class CriticWorker(_Learner):
         return self._receiver.fetch(self._trainer, version).fingerprint
 
 
-class TrainerWorker(_Learner):
-    """Learns from scored groups and publishes what it has learnt."""
+class PublisherWorker(LearnerWorker):
+    """A learner that publishes what it has learnt: base of trainers."""
 
-    _engine: "TorchTrainer"
-
-    def __init__(self, model: "ModelSpec", config: "TrainerConfig") -> None:
+    def __init__(self) -> None:
         from rlinf.workers.weights import WeightPublisher
 
-        self._model, self._config = model, config
         self._publisher = WeightPublisher(self.endpoint)
         self._begin()
 
     def restore(self, folder: str | None) -> None:
-        """See `_Learner`; what was published before counts no more."""
+        """See `LearnerWorker`; what was published before counts no more."""
         self._publisher.forget()
         super().restore(folder)
+
+    def publish(self) -> int:
+        """Offer the weights as they are now to every rollout; returns their version."""
+        return self._publisher.publish(self._engine.state(), self._engine.version).version
+
+
+class TrainerWorker(PublisherWorker):
+    """Learns from scored groups."""
+
+    _engine: "TorchTrainer"
+
+    def __init__(self, model: "ModelSpec", config: "TrainerConfig") -> None:
+        self._model, self._config = model, config
+        super().__init__()
 
     def _begin(self) -> None:
         from rlinf.workers.engines.models import build_model
@@ -233,7 +251,3 @@ class TrainerWorker(_Learner):
     def finish_step(self) -> StepStats | None:
         """Step with what was accumulated; None where another round of samples is wanted first."""
         return self._engine.finish_step() if self._engine.end_round() else None
-
-    def publish(self) -> int:
-        """Offer the weights as they are now to every rollout; returns their version."""
-        return self._publisher.publish(self._engine.state(), self._engine.version).version

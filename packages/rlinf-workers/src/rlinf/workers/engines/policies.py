@@ -1,0 +1,42 @@
+"""Policies by name, made for what an environment shows and takes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlinf.workers.bounds import Count, Natural, Positive
+from rlinf.workers.engines.mlp_actor import MlpSizes
+from rlinf.workers.engines.mlp_policy import MlpPolicy, MlpStart
+from rlinf.workers.errors import ConfigError
+from rlinf.workers.roles.policy import Policy
+from rlinf.workers.roles.simulator import Spaces
+
+__all__ = ["PolicySpec", "build_policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """Which policy, as plain data that travels to a worker.
+
+    Attributes:
+        name: `mlp`: two tanh networks over a state vector.
+        hidden: Widths of the hidden layers.
+        bins: 0: a Gaussian action. Else each number of an action is one of so many tokens.
+        std: Standard deviation of the Gaussian at first.
+        seed: Of the random weights.
+    """
+
+    name: Literal["mlp"] = "mlp"
+    hidden: tuple[Count, ...] = (64, 64)
+    bins: Natural = 0
+    std: Positive = 1.0
+    seed: Natural = 0
+
+
+def build_policy(spec: PolicySpec, spaces: Spaces) -> Policy:
+    """The policy on the CPU. Raises `ConfigError`: it cannot take what the environment shows."""
+    shown = spaces.observation.get("state")
+    if shown is None or len(shown.shape) != 1:
+        names = ", ".join(spaces.observation)
+        raise ConfigError(f"policy.name=mlp needs a state vector; this environment shows {names}")
+    sizes = MlpSizes(shown.shape[0], spaces.low, spaces.high, spec.hidden, spec.bins)
+    return MlpPolicy(sizes, MlpStart(spec.seed, spec.std))

@@ -1,0 +1,1 @@
+"""Environments in processes: shared memory, the process, and the simulator that drives them."""

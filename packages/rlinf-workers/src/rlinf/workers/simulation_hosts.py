@@ -1,0 +1,151 @@
+"""Workers of a flow in which a policy acts in environments.
+
+    simulator  requests -> trajectories      a lane's trajectory as soon as it is complete
+    trainer    trajectories -> a step        learns after the last one
+
+Weights go from the trainer to the simulators as `rlinf.workers.weights` says.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlinf.workers.hosts import PublisherWorker
+from rlinf.workers.roles.simulator import CollectRequest, Trajectory
+from rlinf.workers.stages import stage
+from rlinf.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlinf.workers.engines.policy_trainer import (
+        PolicyStats,
+        PolicyTrainer,
+        PolicyTrainerConfig,
+    )
+    from rlinf.workers.engines.simulation.simulator import SimulatorConfig, SimulatorStatistics
+    from rlinf.workers.environments import EnvironmentSpec
+    from rlinf.workers.roles.policy import Policy
+    from rlinf.workers.roles.simulator import Spaces
+
+__all__ = ["PolicyTrainerWorker", "SimulatorWorker"]
+
+MakePolicy = Callable[["Spaces"], "Policy"]
+
+
+class _Target:
+    """The policy that a simulator acts by, as what weights are loaded into."""
+
+    def __init__(self, policy: "Policy") -> None:
+        from rlinf.workers.engines.parameters import state_of
+
+        self.policy, self.actor, self.version = policy, policy.actor(), 0
+        self._state = state_of(policy)  # type: ignore[arg-type]
+
+    def state(self) -> "Mapping[str, Tensor]":
+        """See `WeightTarget`."""
+        return self._state
+
+    def load_state(self, state: "Mapping[str, Tensor]", version: int) -> None:
+        """See `WeightTarget`."""
+        from rlinf.workers.engines.parameters import load_state
+
+        load_state(self._state, state)
+        if self.actor.light:
+            self.actor.load(self.policy.actor().weights())
+        self.version = version
+
+
+class SimulatorWorker(Worker):
+    """Environments in processes of its own, and the policy that acts in them.
+
+    A restarted one begins new episodes, with the trainer's current weights.
+
+    Args:
+        spec: The environment.
+        config: How many, and how.
+        make_policy: The policy for what they show and take.
+        trainer: Who publishes its weights.
+        spaces: What they show and take; None: it is looked up.
+    """
+
+    def __init__(
+        self,
+        spec: "EnvironmentSpec",
+        config: "SimulatorConfig",
+        make_policy: MakePolicy,
+        trainer: str,
+        spaces: "Spaces | None" = None,
+    ) -> None:
+        from rlinf.workers.engines.simulation.lane import find_spaces
+        from rlinf.workers.engines.simulation.simulator import ProcessSimulator
+        from rlinf.workers.weights import WeightReceiver
+
+        spaces = spaces or find_spaces(spec, config.start_s)
+        self._target = _Target(make_policy(spaces))
+        self._simulator = ProcessSimulator(spec, config, self._target.actor, spaces)
+        self._receiver = WeightReceiver(self.endpoint, self._target)
+        self._trainer = trainer
+
+    @stage
+    def collect(self, requests: list[CollectRequest]) -> Iterator[tuple[int, Trajectory]]:
+        """One trajectory a request, in the order of completion."""
+        self._simulator.version = self._target.version
+        yield from self._simulator.collect(requests)
+
+    def load_weights(self, version: int) -> str:
+        """Act by the trainer's weights of this version; returns their fingerprint."""
+        return self._receiver.fetch(self._trainer, version).fingerprint
+
+    def lanes(self) -> list[int]:
+        """How many environments each lane has."""
+        return [len(self._simulator.lane_environments(i)) for i in range(self._simulator.lanes)]
+
+    def statistics(self) -> "SimulatorStatistics":
+        """What was done so far, since the last start."""
+        return self._simulator.statistics()
+
+    def pids(self) -> tuple[int, ...]:
+        """Of the lanes' processes."""
+        return self._simulator.pids
+
+    def recovered(self) -> None:
+        """Act by the trainer's current weights, however busy the trainer is."""
+        from rlinf.workers.weights import WeightsUnknown
+
+        with contextlib.suppress(WeightsUnknown):
+            self._receiver.fetch(self._trainer)
+
+    def close(self) -> None:
+        """End the environments' processes."""
+        self._simulator.close()
+
+
+class PolicyTrainerWorker(PublisherWorker):
+    """Learns from trajectories."""
+
+    _engine: "PolicyTrainer"
+
+    def __init__(
+        self, spaces: "Spaces", config: "PolicyTrainerConfig", make_policy: MakePolicy
+    ) -> None:
+        self._spaces, self._config, self._make_policy = spaces, config, make_policy
+        super().__init__()
+
+    def _begin(self) -> None:
+        from rlinf.workers.engines.policy_trainer import PolicyTrainer
+
+        self._engine = PolicyTrainer(self._make_policy(self._spaces), self._config)
+
+    @stage(finish="finish_step")
+    def train(self, trajectories: Sequence[Trajectory]) -> int:
+        """Take in a chunk; actions that it holds."""
+        return self._engine.accumulate(trajectories)
+
+    def finish_step(self) -> "PolicyStats":
+        """Learn from everything that was taken in."""
+        return self._engine.finish_step()
+
+    def count_tokens(self, item: object) -> int:
+        """See `Worker`."""
+        return item.token_count if isinstance(item, Trajectory) else 0

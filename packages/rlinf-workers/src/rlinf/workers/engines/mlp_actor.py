@@ -1,5 +1,6 @@
 """The policy of an `MlpPolicy` in numpy: what an environment's process needs to act by itself."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,7 +49,7 @@ class MlpSizes:
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the actor's weights in order: matrix [in, out] and offset a layer; log of the std."""
         widths = [self.inputs, *self.hidden, self.outputs]
-        layers = [s for a, b in zip(widths, widths[1:], strict=False) for s in ((a, b), (b,))]
+        layers = [s for a, b in itertools.pairwise(widths) for s in ((a, b), (b,))]
         return [*layers, *([] if self.bins else [(len(self.low),)])]
 
 
@@ -103,9 +104,9 @@ class MlpActor:
     def _gaussian(self, mean: FloatArray, noise: FloatArray | None) -> Decision:
         log_std = self._layers[-1]
         drawn = np.zeros_like(mean) if noise is None else noise
-        choices = mean + np.exp(log_std) * drawn
+        choices = (mean + np.exp(log_std) * drawn).astype(np.float32)
         logprobs = -0.5 * np.square(drawn).sum(1) - (log_std + LOG_ROOT_TWO_PI).sum()
-        return Decision(choices, choices[:, None], logprobs)
+        return Decision(choices, choices[:, None], logprobs.astype(np.float32))
 
     def _bin(self, answer: FloatArray, noise: FloatArray | None) -> Decision:
         count, size = len(answer), len(self._sizes.low)
@@ -121,8 +122,8 @@ class MlpActor:
         places = choices[..., None]
         logprobs = np.take_along_axis(logits - np.log(total), places, 2)[..., 0].sum(1)
         assert self._values is not None
-        actions = np.take_along_axis(self._values[None], places, 2)[..., 0]
-        return Decision(choices, actions[:, None], logprobs)
+        actions: FloatArray = np.take_along_axis(self._values[None], places, 2)[..., 0]
+        return Decision(choices, actions[:, None], logprobs.astype(np.float32))
 
 
 def flatten(arrays: Sequence[FloatArray] | Mapping[str, FloatArray]) -> FloatArray:

@@ -1,5 +1,6 @@
 """A small policy with a value: two tanh networks over a state vector."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class MlpPolicy(nn.Module):
 def _network(sizes: MlpSizes, outputs: int, gain: float) -> nn.Sequential:
     widths = [sizes.inputs, *sizes.hidden]
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [_linear(a, b, math.sqrt(2)), nn.Tanh()]
     return nn.Sequential(*layers, _linear(widths[-1], outputs, gain))
 

@@ -57,9 +57,7 @@ class PolicyTrainerConfig:
     """
 
     optimiser: OptimiserConfig = field(
-        default_factory=lambda: OptimiserConfig(
-            lr=3e-4, warmup_steps=0, beta2=0.999, clip_norm=0.5
-        )
+        default_factory=lambda: OptimiserConfig(lr=3e-4, warmup_steps=0, beta2=0.999, clip_norm=0.5)
     )
     advantage: Literal["gae", "grpo"] = "gae"
     by_success: bool = False
@@ -158,7 +156,7 @@ class PolicyTrainer:
         learnt = self._learn(decisions) if decisions is not None and len(decisions) else {}
         self._version += bool(learnt)
         count = max(len(self._returns), 1)
-        numbers: dict[str, Any] = {name: 0 for name in PolicyStats.__slots__} | learnt
+        numbers: dict[str, Any] = dict.fromkeys(PolicyStats.__slots__, 0) | learnt
         numbers |= {
             "version": self._version,
             "steps": sum(one.token_count for one in held),
@@ -176,9 +174,7 @@ class PolicyTrainer:
                 advantages = episode_advantages(batch, config.by_success)
                 blank = torch.zeros_like(batch.rewards)
                 return flat(batch, advantages, blank, blank)
-            return flat(
-                batch, *stream_advantages(batch, self._values, config.gamma, config.lam)
-            )
+            return flat(batch, *stream_advantages(batch, self._values, config.gamma, config.lam))
 
     def _values(self, shown: Mapping[str, Tensor]) -> Tensor:
         """Evaluated in parts of `rows`."""
@@ -240,7 +236,14 @@ class PolicyTrainer:
             # k3 of old || new: r - 1 - log r.
             drift = (loss.ratio - 1 - loss.ratio.log()).mean()
             return torch.stack(
-                [policy, values, entropy, policy.new_tensor(norm), drift, loss.clipped.float().mean()]
+                [
+                    policy,
+                    values,
+                    entropy,
+                    policy.new_tensor(norm),
+                    drift,
+                    loss.clipped.float().mean(),
+                ]
             ).cpu()
 
     # -- state ------------------------------------------------------------------------------------
@@ -287,5 +290,3 @@ class PolicyTrainer:
 
     def _tensors(self) -> list[Tensor]:
         return [*self._named.values(), *self._optimiser.tensors()]
-
-

@@ -44,7 +44,7 @@ def grid(trajectories: Sequence[Trajectory]) -> Grid:
         return torch.from_numpy(np.concatenate([getattr(one, name) for one in ordered], 1))
 
     first = np.cumsum([0, *(len(one.environments) for one in ordered)])
-    ends = [one.ends + [0, start] for one, start in zip(ordered, first, strict=False)]
+    ends = [one.ends + np.array([0, at]) for one, at in zip(ordered, first, strict=False)]
     lost = {e.environment for one in ordered for e in one.episodes if e.lost}
     won = {e.environment for one in ordered for e in one.episodes if e.success}
     indexes = [int(i) for one in ordered for i in one.environments]
@@ -107,7 +107,7 @@ def episode_advantages(batch: Grid, by_success: bool) -> Tensor:
     """
     rewards = batch.success.float() if by_success else batch.rewards.sum(0)
     result = torch.zeros_like(rewards)
-    for seed in batch.seeds.unique():
+    for seed in set(batch.seeds.tolist()):
         members = batch.seeds == seed
         result[members] = grpo(rewards[members], ~batch.lost[members])
     return result.expand_as(batch.rewards)

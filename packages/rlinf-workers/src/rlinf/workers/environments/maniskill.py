@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from rlinf.workers.environments import RenderingUnavailable
 from rlinf.workers.errors import ConfigError
-from rlinf.workers.roles.simulator import Environment, Field, FloatArray, Observation, Outcome, Spaces
+from rlinf.workers.roles.simulator import (
+    Environment,
+    Field,
+    FloatArray,
+    Observation,
+    Outcome,
+    Spaces,
+)
 
 __all__ = ["ManiSkillEnvironment", "make"]
 

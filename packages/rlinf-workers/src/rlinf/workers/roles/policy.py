@@ -30,9 +30,7 @@ class Evaluation:
 class Policy(Protocol):
     """A `torch.nn.Module` that a `PolicyTrainer` trains."""
 
-    def evaluate(
-        self, observations: "Mapping[str, Tensor]", choices: "Tensor"
-    ) -> Evaluation:
+    def evaluate(self, observations: "Mapping[str, Tensor]", choices: "Tensor") -> Evaluation:
         """Evaluate choices that an actor made; observations by name, [B, ...]."""
 
     def values(self, observations: "Mapping[str, Tensor]") -> "Tensor":

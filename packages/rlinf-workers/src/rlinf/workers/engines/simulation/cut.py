@@ -30,9 +30,7 @@ def cut_trajectory(
     for name, array in memory.shown.items():
         t, e = ends[was_cut].T
         last[name][was_cut] = array[:, own][t + 1, e]
-    shown = {
-        name: array[: request.steps + 1, own].copy() for name, array in memory.shown.items()
-    }
+    shown = {name: array[: request.steps + 1, own].copy() for name, array in memory.shown.items()}
     return Trajectory(
         uid=request.uid,
         environments=np.arange(own.start, own.stop, dtype=np.int32),

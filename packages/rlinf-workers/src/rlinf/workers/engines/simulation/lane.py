@@ -52,9 +52,7 @@ class Lane:
         failures: How often its process was lost since it last did all it was asked.
     """
 
-    def __init__(
-        self, number: int, opening: Opening, memory: Memory, patience: Patience
-    ) -> None:
+    def __init__(self, number: int, opening: Opening, memory: Memory, patience: Patience) -> None:
         self.number, self._opening, self._memory = number, opening, memory
         self.own = slice(opening.first, opening.first + opening.count)
         self.failures = 0
@@ -155,7 +153,8 @@ class Lane:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
         how = f"it ended by signal {-code}" if code < 0 else f"it ended with {code}"
-        words = _last_line(errors)
+        with errors:
+            words = _last_line(errors)
         return f"{how}: {words}" if words else how
 
     def pin(self, cores: Sequence[int]) -> None:

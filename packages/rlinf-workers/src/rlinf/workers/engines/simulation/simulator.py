@@ -381,11 +381,12 @@ class ProcessSimulator:
         return 0
 
     def close(self) -> None:
-        """End all processes, now."""
+        """End all processes, now. May be called again."""
         for lane in self._lanes:
             lane.kill()
+        if self._lanes:
+            self._memory.close()
         self._lanes = []
-        self._memory.close()
 
 
 def _sizes(config: SimulatorConfig, spaces: Spaces, actor: Actor | None) -> Sizes:

@@ -13,7 +13,8 @@ from rlinf.workers.engines.mlp_actor import MlpSizes
 from rlinf.workers.engines.mlp_policy import MlpPolicy, MlpStart
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.policy_trainer import PolicyTrainer, PolicyTrainerConfig
-from rlinf.workers.engines.simulation.simulator import ProcessSimulator, SimulatorConfig
+from rlinf.workers.engines.simulation.fleet import SimulatorConfig
+from rlinf.workers.engines.simulation.simulator import ProcessSimulator
 from rlinf.workers.engines.trajectory_batch import episode_advantages, grid, stream_advantages
 from rlinf.workers.environments import EnvironmentSpec
 from rlinf.workers.roles.simulator import CollectRequest, Episode, Trajectory

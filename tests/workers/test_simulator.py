@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from rlinf.workers.engines.mlp_actor import MlpActor, MlpSizes
+from rlinf.workers.engines.simulation.fleet import SimulatorConfig
 from rlinf.workers.engines.simulation.lane import EnvironmentLost, find_spaces
 from rlinf.workers.engines.simulation.seeds import draw_noise, episode_seed
-from rlinf.workers.engines.simulation.simulator import ProcessSimulator, SimulatorConfig
+from rlinf.workers.engines.simulation.simulator import ProcessSimulator
+from rlinf.workers.engines.simulation.vector import VectorEnvironment
 from rlinf.workers.environments import EnvironmentSpec, make_environment
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.simulator import CollectRequest, Decision, Field
@@ -49,13 +51,16 @@ class Chunked:
 def simulator():
     made = []
 
-    def make(kind="worlds:counter", actor=None, lanes=1, **settings):
+    def make(kind="worlds:counter", actor=None, lanes=1, vector=False, **settings):
         options = settings.pop("options", {})
         config = SimulatorConfig(**{"environments": 2, "lanes": lanes, "steps": 16} | settings)
         sizes = DRIFT if kind == "worlds:drift" else COUNTER
         spec = EnvironmentSpec(kind, "world", options)
         spaces = (worlds.Drift if kind == "worlds:drift" else worlds.Counter).spaces
-        made.append(ProcessSimulator(spec, config, actor or light_actor(sizes), spaces))
+        if vector:
+            made.append(VectorEnvironment(spec, config, spaces=spaces))
+        else:
+            made.append(ProcessSimulator(spec, config, actor or light_actor(sizes), spaces))
         return made[-1]
 
     yield make
@@ -115,7 +120,7 @@ def test_an_environment_is_reset_once_an_episode(simulator):
 
 
 def test_a_manual_reset_after_the_end_resets_once(simulator):
-    one = simulator(options={"length": 2})
+    one = simulator(vector=True, options={"length": 2})
     shown = one.reset({0: 5, 1: 6}, rests=True)
     before = shown["state"][:, 3].tolist()
     action = np.zeros((2, 1, 1), np.float32)
@@ -129,7 +134,7 @@ def test_a_manual_reset_after_the_end_resets_once(simulator):
 
 
 def test_a_partial_reset_changes_those_rows_only(simulator):
-    one = simulator(lanes=2, environments=4)
+    one = simulator(vector=True, lanes=2, environments=4)
     one.reset({index: index for index in range(4)})
     one.step(np.full((4, 1, 1), 0.5, np.float32))
     shown, _ = one.step(np.full((4, 1, 1), 0.5, np.float32))
@@ -235,7 +240,7 @@ def test_an_environment_that_always_fails_is_named(simulator):
 
 def test_a_stuck_one_in_the_vector_is_replaced_and_masked(simulator, tmp_path):
     options = {"fault": "stuck", "at": 2, "mark": str(tmp_path / "mark")}
-    one = simulator(lanes=2, environments=2, options=options, deadline_s=0.5)
+    one = simulator(vector=True, lanes=2, environments=2, options=options, deadline_s=0.5)
     one.reset({0: 1, 1: 2})
     action = np.zeros((2, 1, 1), np.float32)
     one.step(action)
@@ -257,7 +262,7 @@ def test_nothing_is_left_after_closing(simulator):
 
 
 def test_what_shows_nothing_new_is_not_copied(simulator):
-    one = simulator(environments=2)
+    one = simulator(vector=True, environments=2)
     first = one.reset({0: 1, 1: 2})["state"]
     action = np.zeros((2, 1, 1), np.float32)
     second, _ = one.step(action)

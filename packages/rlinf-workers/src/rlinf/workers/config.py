@@ -92,13 +92,14 @@ def layers(
     """Read `path` and `overrides` ("a.b=value", the value in YAML).
 
     `config=FILE` among the overrides is a file of further settings, laid below the others. Where
-    `preset_key` names a top-level key, the file's `presets[value of that key]` is laid over the
-    file; for each key of `choices`, what its value implies lies below the file. Raises
-    `ConfigError`.
+    `preset_key` names a key, the file's `presets[value of that key]` is laid over the file; where
+    it is one of a section, as in `env.name`, the section alone (`env=...`) means it as well. For
+    each key of `choices`, what its value implies lies below the file. Raises `ConfigError`.
     """
     file = _read(path)
     presets = file.pop("presets", {})
-    given = _parse(overrides)
+    section = preset_key.rpartition(".")[0]
+    given = _parse([_in_full(text, section, preset_key) for text in overrides])
     further = given.pop(FURTHER, None)
     extra = {} if further is None else _read(Path(str(further)))
     _refuse_unknown(given, cls)
@@ -109,7 +110,7 @@ def layers(
         found.append(Layer(f"{key}={value}", _chosen(settings, key, value)))
     found.append(Layer(path.name, file))
     if preset_key:
-        choice = chosen.get(preset_key)
+        choice = _lookup(chosen, preset_key)
         preset = "*" if choice not in presets and "*" in presets else choice
         origin = f"{path.name}, {preset_key}={choice}"
         found.append(Layer(origin, _chosen(presets, preset_key, preset)))
@@ -167,6 +168,19 @@ def _refuse_unknown(given: Tree, cls: type) -> None:
         inside = any(f"{key}.".startswith(f"{k}.") or k.startswith(f"{key}.") for k in known)
         if not inside:
             raise _unknown(key, known)
+
+
+def _in_full(override: str, section: str, key: str) -> str:
+    name, _, value = override.partition("=")
+    return f"{key}={value}" if section and name == section else override
+
+
+def _lookup(tree: Tree, key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
+    value: Any = tree
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _default(cls: type, key: str) -> object:

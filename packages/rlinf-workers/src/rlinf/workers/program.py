@@ -99,10 +99,11 @@ def main_guard(
     path: Path,
     argv: Sequence[str] | None = None,
     choices: Choices = MappingProxyType({}),
+    preset_key: str = "model",
 ) -> int:
     """Run `run(config)` and return the process's exit code; the first cause is printed last.
 
-    `choices`: see `rlinf.workers.config.load`.
+    `choices`, `preset_key`: see `rlinf.workers.config.layers`.
 
     What can be foreseen (bad configuration, a worker's death, a full pool, a busy port) is said in
     one paragraph; anything else is a defect and keeps its traceback.
@@ -111,7 +112,7 @@ def main_guard(
     flags = {argument for argument in arguments if argument in FLAGS}
     overrides = [argument for argument in arguments if argument not in FLAGS]
     try:
-        settings = layers(config_class, path, overrides, preset_key="model", choices=choices)
+        settings = layers(config_class, path, overrides, preset_key=preset_key, choices=choices)
         config = combine(config_class, settings)
         if flags:
             print(_help(run, config) if flags & HELP else dump(config, origins(settings)))

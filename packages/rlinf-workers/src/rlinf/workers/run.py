@@ -42,7 +42,8 @@ class Summary:
     reward_first: float
     reward_last: float
     tokens_per_s: float
-    """Generated tokens over the seconds of all steps."""
+    """What the run counts (`counts` of `Run`; in the file the key is named after it), over the
+    seconds of all steps."""
     seconds: float
     """From the opening of the run to its end, starting the workers and a warm-up included; of a run
     that was resumed, since then."""
@@ -56,17 +57,28 @@ class Summary:
 class Run:
     """Records the steps of one run into `folder` and shows how far it is.
 
-    A `Journal` of `rlinf.workers.recovery`. `record` needs the metrics `reward`, `tokens` and
-    `staleness`; it takes any further number. Inside the context Ctrl-C lets the current step be the
+    A `Journal` of `rlinf.workers.recovery`. `record` needs the metrics `tokens` (or what `counts`
+    says) and `staleness`; it takes any further number. `reward` may be missing from a step in which
+    none was known. Inside the context Ctrl-C lets the current step be the
     last one; a second Ctrl-C raises `KeyboardInterrupt` at once. Not thread-safe: the main thread
     drives a run.
 
     Args:
         folder: Where it is written; metrics of a run that was there before count until `go_back`.
         show: Whether its progress is shown: a bar in a terminal, or else lines.
+        counts: The metric that says how much was done.
+        title: Of the curve.
     """
 
-    def __init__(self, folder: Path, *, show: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        show: bool = True,
+        counts: str = "tokens",
+        title: str = "Reward of sampled answers",
+    ) -> None:
+        self._counts, self._title = counts, title
         self._lines: list[dict[str, float]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,15 +179,16 @@ class Run:
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
         self._peak_rss_bytes = max(self._peak_rss_bytes, _resident_bytes())
+        unit = self._counts.replace("_", " ")
         shown = (
             f"reward {_mean(self._rewards()[-SMOOTHED_STEPS:]):.3f}"
-            f"  {metrics['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
+            f"  {metrics[self._counts] / max(seconds, 1e-9):,.0f} {unit}/s"
             f"  staleness {metrics['staleness']:.0f}"
         )
         self._display.show(step, shown)
 
     def _rewards(self) -> list[float]:
-        return [line["reward"] for line in self._lines]
+        return [line["reward"] for line in self._lines if "reward" in line]
 
     def finish(self) -> Summary:
         """Draw the curve and write the summary."""
@@ -183,18 +196,21 @@ class Run:
         rewards = self._rewards()
         stepping = sum(line["seconds"] for line in self._lines)
         summary = Summary(
-            steps=len(rewards),
+            steps=len(self._lines),
             reward_first=_mean(rewards[:SMOOTHED_STEPS]),
             reward_last=_mean(rewards[-SMOOTHED_STEPS:]),
-            tokens_per_s=sum(line["tokens"] for line in self._lines) / max(stepping, 1e-9),
+            tokens_per_s=sum(n[self._counts] for n in self._lines) / max(stepping, 1e-9),
             seconds=seconds,
             plan=self._plan.kind if self._plan else "",
             peak_rss_bytes=self._peak_rss_bytes,
         )
-        _draw(rewards, self.folder / "curve.png")
-        (self.folder / "summary.json").write_text(json.dumps(asdict(summary), indent=2) + "\n")
+        steps = [int(line["step"]) for line in self._lines if "reward" in line]
+        _draw(steps, rewards, self._title, self.folder / "curve.png")
+        rate = f"{self._counts}_per_s"
+        plain = {rate if k == "tokens_per_s" else k: v for k, v in asdict(summary).items()}
+        (self.folder / "summary.json").write_text(json.dumps(plain, indent=2) + "\n")
         self._display.print(
-            f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} over {len(rewards)} "
+            f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} over {len(self._lines)} "
             f"steps in {seconds:.0f} s; curve, metrics and checkpoints are in {self.folder}"
         )
         return summary
@@ -240,18 +256,20 @@ def _resident_bytes() -> int:
     return total
 
 
-def _draw(rewards: list[float], path: Path) -> None:
+def _draw(steps: list[int], rewards: list[float], title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps = range(1, len(rewards) + 1)
-    smooth = [_mean(rewards[max(0, i - SMOOTHED_STEPS) : i]) for i in steps]
+    ends = range(1, len(rewards) + 1)
+    smooth = [_mean(rewards[max(0, end - SMOOTHED_STEPS) : end]) for end in ends]
     axes.plot(steps, rewards, color="tab:blue", alpha=0.35, label="mean of the step's samples")
     axes.plot(steps, smooth, color="tab:blue", linewidth=2, label=f"mean of {SMOOTHED_STEPS} steps")
-    axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), title="Reward of sampled answers")
+    axes.set(xlabel="step", ylabel="reward", title=title)
+    if all(0 <= reward <= 1 for reward in rewards):
+        axes.set(ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)

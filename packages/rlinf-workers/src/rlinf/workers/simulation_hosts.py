@@ -16,6 +16,8 @@ from rlinf.workers.stages import stage
 from rlinf.workers.worker import Worker
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
     from rlinf.workers.engines.policy_trainer import (
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
         PolicyTrainer,
         PolicyTrainerConfig,
     )
-    from rlinf.workers.engines.simulation.simulator import SimulatorConfig, SimulatorStatistics
+    from rlinf.workers.engines.simulation.fleet import SimulatorConfig, SimulatorStatistics
     from rlinf.workers.environments import EnvironmentSpec
     from rlinf.workers.roles.policy import Policy
     from rlinf.workers.roles.simulator import Spaces
@@ -100,6 +102,14 @@ class SimulatorWorker(Worker):
     def lanes(self) -> list[int]:
         """How many environments each lane has."""
         return [len(self._simulator.lane_environments(i)) for i in range(self._simulator.lanes)]
+
+    def film(
+        self, spec: "EnvironmentSpec", seed: int, steps: int, timeout_s: float
+    ) -> "list[npt.NDArray[np.uint8]]":
+        """Pictures of an episode in `spec` by the weights it has; see `simulation.lane.film`."""
+        from rlinf.workers.engines.simulation.lane import film
+
+        return film(spec, self._target.actor, seed, steps, timeout_s)
 
     def statistics(self) -> "SimulatorStatistics":
         """What was done so far, since the last start."""

@@ -114,8 +114,10 @@ class PolicyStats:
     explained: float
 
     def metrics(self) -> dict[str, float]:
-        """The iteration as numbers by name."""
-        return {name: float(getattr(self, name)) for name in self.__slots__}
+        """The iteration as numbers by name; there is no reward before an episode has ended."""
+        numbers = {name: float(getattr(self, name)) for name in self.__slots__}
+        numbers |= {"env_steps": numbers.pop("steps"), "staleness": 0.0}
+        return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
 class PolicyTrainer:

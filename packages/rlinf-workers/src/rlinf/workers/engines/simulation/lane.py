@@ -10,16 +10,19 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from rlinf.workers.config import worker_environment
 from rlinf.workers.engines.simulation.memory import Memory
 from rlinf.workers.engines.simulation.process import COMMAND, DONE, LENGTH, Opening
 from rlinf.workers.environments import EnvironmentSpec
 from rlinf.workers.errors import WorkerError
-from rlinf.workers.roles.simulator import Spaces
+from rlinf.workers.roles.simulator import Actor, Spaces
 
-__all__ = ["EnvironmentLost", "Lane", "Patience", "find_spaces"]
+__all__ = ["EnvironmentLost", "Lane", "Patience", "film", "find_spaces"]
 
 log = logging.getLogger(__name__)
 
@@ -168,20 +171,40 @@ def find_spaces(spec: EnvironmentSpec, timeout_s: float) -> Spaces:
 
     Raises `EnvironmentLost`: it could not be made.
     """
+    spaces: Spaces = _ask(Opening(tuple(sys.path), spec), timeout_s)
+    return spaces
+
+
+def film(
+    spec: EnvironmentSpec, actor: Actor, seed: int, steps: int, timeout_s: float
+) -> list[npt.NDArray[np.uint8]]:
+    """Pictures of one episode in which `actor` takes the likeliest choices, [H, W, 3] each.
+
+    In a process of its own, because renderers end their process now and then.
+
+    Raises `EnvironmentLost`: there are none, and why.
+    """
+    frames: list[npt.NDArray[np.uint8]] = _ask(
+        Opening(tuple(sys.path), spec, seed=seed, actor=actor, film=steps), timeout_s
+    )
+    return frames
+
+
+def _ask(opening: Opening, timeout_s: float) -> Any:
+    """What a process for this alone answers."""
     with tempfile.TemporaryFile("ab+") as errors:
-        process = _popen(spec, errors, ())
+        process = _popen(opening.spec, errors, ())
         try:
-            answer, _ = process.communicate(_first(Opening(tuple(sys.path), spec)), timeout_s)
+            answer, _ = process.communicate(_first(opening), timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             answer, cause = b"", f"it was not made within {timeout_s:g} s"
         else:
             cause = _last_line(errors)
-    if not answer:
-        raise EnvironmentLost(f"{spec.label} cannot be made: {cause}", cause=cause)
-    spaces: Spaces = pickle.loads(answer)
-    return spaces
+    if process.returncode or not answer:
+        raise EnvironmentLost(f"{opening.spec.label} cannot be made: {cause}", cause=cause)
+    return pickle.loads(answer)
 
 
 def _popen(

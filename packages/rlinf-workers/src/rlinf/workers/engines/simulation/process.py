@@ -18,7 +18,7 @@ import numpy as np
 from rlinf.workers.engines.simulation.memory import Memory, Sizes
 from rlinf.workers.engines.simulation.seeds import episode_seed
 from rlinf.workers.environments import EnvironmentSpec, make_environment
-from rlinf.workers.roles.simulator import Actor, Environment, Observation, Spaces
+from rlinf.workers.roles.simulator import Actor, Array, Environment, Observation, Spaces
 
 __all__ = ["ACT", "BEGIN", "COMMAND", "DONE", "STEP", "Opening", "main"]
 
@@ -41,6 +41,7 @@ class Opening:
         sizes: Of the memory.
         descriptor: Of the memory, inherited.
         actor: Acts here, if it is light.
+        film: Not 0: act so many steps at most without noise, and only say what that looked like.
     """
 
     path: tuple[str, ...]
@@ -52,6 +53,7 @@ class Opening:
     sizes: Sizes | None = None
     descriptor: int = -1
     actor: Actor | None = field(default=None, repr=False)
+    film: int = 0
 
 
 class Stepper:
@@ -161,6 +163,24 @@ class Stepper:
         self._memory["row"][index] = t
 
 
+def _film(opening: Opening) -> list[Array]:
+    """The pictures of one episode, [H, W, 3] each."""
+    world, actor = make_environment(opening.spec), opening.actor
+    assert actor is not None
+    shown = world.reset(opening.seed)
+    low, high = (np.array(bound, np.float32) for bound in (world.spaces.low, world.spaces.high))
+    frames = [world.render()]
+    while len(frames) < opening.film:
+        decision = actor.act({name: array[None] for name, array in shown.items()}, None)
+        for action in decision.actions[0]:
+            outcome = world.step(np.clip(action, low, high))
+            frames.append(world.render())
+            if outcome.terminated or outcome.truncated:
+                return frames
+        shown = outcome.observation
+    return frames
+
+
 def _opening() -> Opening:
     head = sys.stdin.buffer.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -176,6 +196,10 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     opening = _opening()
+    if opening.film:
+        with os.fdopen(answers, "wb") as pipe:
+            pickle.dump(_film(opening), pipe)
+        return
     if opening.spaces is None or opening.sizes is None:
         os.write(answers, pickle.dumps(make_environment(opening.spec).spaces))
         return

@@ -1,0 +1,65 @@
+"""RL of policies that act in simulators: collect trajectories, learn from them, publish.
+
+hatch run embodied                          # ManiSkill: a cart learns to balance a pole
+hatch run embodied env=inverted_pendulum    # MuJoCo; or reacher, pushcube
+hatch run embodied env=reacher env.parallelism=32
+hatch run embodied algorithm=grpo           # whole episodes, in groups that begin alike
+hatch run embodied plan=auto                # profiles itself and finds the best plan
+hatch run embodied launcher=inline          # the same program in one process, for pdb
+"""
+
+import sys
+
+from recording import record_episode
+from settings import CONFIG, EmbodiedConfig
+
+from rlinf.workers import Cluster, FlowPlanner, main_guard, wait_all
+from rlinf.workers.checkpoint import Checkpoints
+from rlinf.workers.engines.simulation.lane import find_spaces
+from rlinf.workers.program import described, run_folder
+from rlinf.workers.recovery import Recovery
+from rlinf.workers.run import Run
+from rlinf.workers.simulation_hosts import PolicyTrainerWorker, SimulatorWorker
+
+
+def train(config: EmbodiedConfig) -> None:
+    """The whole flow. Every call on a group is asynchronous; `wait_all` is the only barrier."""
+    folder, origin = run_folder("embodied", config.folder, config.resume)
+    world = config.env.world
+    with (
+        Run(folder, counts="env_steps", title=f"Return in {world.id}") as run,
+        Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
+    ):
+        run.say(f"making {world.id}")
+        spaces = find_spaces(world, config.env.start_s)
+        trainer = PolicyTrainerWorker.group(
+            cluster, spaces, config.trainer_config(), config.make_policy, name="trainer"
+        ).launch()
+        settings = config.simulator_config()
+        simulator = SimulatorWorker.group(
+            cluster, world, settings, config.make_policy, "trainer/0", spaces, name="simulator"
+        ).launch()
+        planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
+        run.say("starting the workers")
+        [lanes] = simulator.lanes().result(None)
+        checkpoints = Checkpoints(
+            folder / "checkpoints", config.checkpoint, origin, lambda: described(config, run.plan)
+        )
+        recovery = Recovery(cluster, [trainer], checkpoints, journal=run)
+        for attempt in planner.steps(recovery.steps(config.steps)):
+            with attempt as step:
+                [version] = trainer.publish().result(None)
+                simulator.load_weights(version).result(None)
+                requests, trajectories = cluster.channels(step, "requests", "trajectories")
+                requests.put_many(config.requests(step, lanes))
+                requests.close()
+                _, [report] = wait_all(
+                    [simulator.collect(requests, trajectories), trainer.train(trajectories)]
+                )
+                run.record(step, report.result.metrics())
+        record_episode(simulator, config, run)
+        run.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(train, EmbodiedConfig, CONFIG, preset_key="env.name"))

@@ -1,0 +1,152 @@
+"""The keys of this app's configuration, and what follows from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from rlinf.comm import CommConfig
+from rlinf.workers import ClusterConfig, PlanningConfig
+from rlinf.workers.bounds import Count, Natural, Positive
+from rlinf.workers.checkpoint import CheckpointConfig
+from rlinf.workers.course import Choice
+from rlinf.workers.engines.policies import PolicySpec, build_policy
+from rlinf.workers.engines.policy_trainer import PolicyTrainerConfig
+from rlinf.workers.engines.simulation.fleet import SimulatorConfig
+from rlinf.workers.engines.simulation.seeds import episode_seed
+from rlinf.workers.environments import EnvironmentSpec
+from rlinf.workers.roles.policy import Policy
+from rlinf.workers.roles.simulator import CollectRequest, Spaces
+
+__all__ = ["CONFIG", "EmbodiedConfig", "EnvConfig", "FilmConfig"]
+
+CONFIG = Path(__file__).with_name("config.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvConfig:
+    """The environments; `env=NAME` means `env.name=NAME`.
+
+    Attributes:
+        name: A preset of config.yaml.
+        world: Which environment.
+        parallelism: How many of them act at the same time.
+        lanes: Processes they are spread over; 0: one a core.
+        deadline_s: For one step or reset: an environment that is stuck is replaced.
+        start_s: For one environment to be made.
+        restarts: How often a process may be lost with no trajectory completed in between.
+    """
+
+    name: str = "cartpole_balance"
+    world: EnvironmentSpec = field(default_factory=EnvironmentSpec)
+    parallelism: Count = 16
+    lanes: Natural = 0
+    deadline_s: Positive = 30.0
+    start_s: Positive = 300.0
+    restarts: Natural = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FilmConfig:
+    """The episode that is filmed at the end.
+
+    Attributes:
+        steps: Pictures, at most; 0: no film.
+        options: Of the environment, over those of `env.world`.
+        variables: Environment variables, over those of `env.world`.
+        fps: Pictures a second.
+        timeout_s: For the whole of it.
+    """
+
+    steps: Natural = 200
+    options: dict[str, object] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    fps: Count = 25
+    timeout_s: Positive = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbodiedConfig:
+    """Everything about a run.
+
+    Attributes:
+        algorithm: ppo: with the policy's value, over streams of steps. grpo: whole episodes,
+            `group` of them from the same beginning.
+        launcher: ray: a process a worker; inline: all in this process.
+        plan: temporal, spatial, auto, or the path of a saved plan.
+        steps: Iterations.
+        horizon: Decisions of each environment in one of them.
+        group: Episodes that begin alike, with grpo.
+        seed: Of weights, environments and choices.
+        folder: Where the run is written; runs/embodied/<time> by default.
+        checkpoint: When checkpoints are written into it.
+        resume: true: go on with the run in `folder`, or else with the newest one; or the path of a
+            run folder, or of one checkpoint.
+    """
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    algorithm: Literal["ppo", "grpo"] = "ppo"
+    launcher: Literal["ray", "inline"] = "ray"
+    plan: str = "temporal"
+    steps: Count = 50
+    horizon: Count = 128
+    group: Count = 8
+    seed: Natural = 0
+    folder: Path | None = None
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    resume: bool | Path = False
+    policy: PolicySpec = field(default_factory=PolicySpec)
+    trainer: PolicyTrainerConfig = field(default_factory=PolicyTrainerConfig)
+    film: FilmConfig = field(default_factory=FilmConfig)
+    scheduling: PlanningConfig = field(default_factory=PlanningConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    communication: CommConfig = field(default_factory=CommConfig)
+
+    def __post_init__(self) -> None:
+        Choice.of(self.plan)
+
+    def make_policy(self, spaces: Spaces) -> Policy:
+        """What acts and learns; called where it does."""
+        return build_policy(replace(self.policy, seed=self.seed), spaces)
+
+    def simulator_config(self) -> SimulatorConfig:
+        """How the environments are run."""
+        env = self.env
+        return SimulatorConfig(
+            environments=env.parallelism,
+            lanes=env.lanes,
+            steps=self.horizon,
+            deadline_s=env.deadline_s,
+            start_s=env.start_s,
+            restarts=env.restarts,
+            seed=self.seed,
+        )
+
+    def trainer_config(self) -> PolicyTrainerConfig:
+        """How the policy learns."""
+        advantage: Literal["gae", "grpo"] = "gae" if self.algorithm == "ppo" else "grpo"
+        return replace(self.trainer, advantage=advantage, seed=self.seed)
+
+    def requests(self, step: int, lanes: Sequence[int]) -> list[CollectRequest]:
+        """What is asked of the lanes, which have so many environments each."""
+        seeds = [self._seed(step, i) for i in range(self.env.parallelism)]
+        ends = [sum(lanes[: lane + 1]) for lane in range(len(lanes))]
+        return [
+            CollectRequest(step, lane, self.horizon, tuple(seeds[end - size : end]))
+            if self.algorithm == "grpo"
+            else CollectRequest(step, lane, self.horizon)
+            for lane, (end, size) in enumerate(zip(ends, lanes, strict=True))
+        ]
+
+    def film_spec(self) -> EnvironmentSpec:
+        """The environment as it is filmed."""
+        world, film = self.env.world, self.film
+        return replace(
+            world,
+            options={**world.options, **film.options},
+            variables={**world.variables, **film.variables},
+        )
+
+    def _seed(self, step: int, index: int) -> int:
+        """Of an episode, the same for all of its group."""
+        return episode_seed(self.seed, index // self.group, step)

@@ -210,7 +210,7 @@ class Run:
         plain = {rate if k == "tokens_per_s" else k: v for k, v in asdict(summary).items()}
         (self.folder / "summary.json").write_text(json.dumps(plain, indent=2) + "\n")
         self._display.print(
-            f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} over {len(self._lines)} "
+            f"reward {summary.reward_first:.3f} -> {summary.reward_last:.3f} over {summary.steps} "
             f"steps in {seconds:.0f} s; curve, metrics and checkpoints are in {self.folder}"
         )
         return summary

@@ -39,6 +39,7 @@ USAGE = """Arguments are key=value; of a key that is given twice the last one co
 Set LOG_LEVEL=DEBUG to see the traceback of an error.
 
 The keys, as they stand with the other arguments given here:"""
+WHERE_TO_LOOK = "see docs/troubleshooting.md"
 EXPECTED = (WorkerError, ChannelError, CommError, SchedError)
 
 
@@ -130,7 +131,7 @@ def main_guard(
         return 130
     except EXPECTED as error:
         logging.getLogger("rlinf").debug("the run failed", exc_info=True)
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error} ({WHERE_TO_LOOK})", file=sys.stderr)
         return 1
     return 0
 

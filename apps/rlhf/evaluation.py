@@ -3,7 +3,8 @@
 from settings import RlhfConfig
 from tasks import Task
 
-from rlinf.workers import Cluster, WorkerGroup, wait_all
+from rlinf.workers import Cluster, WorkerGroup
+from rlinf.workers.evaluation import mean_reward, sampled
 
 __all__ = ["evaluate"]
 
@@ -20,19 +21,11 @@ def evaluate(
     Samples as training does, with the weights that the rollout serves; unscored answers are left
     out.
     """
-    rollout, reward = groups
-    prompts, samples, scored = cluster.channels(step, "eval_prompts", "eval_samples", "eval_scored")
-    prompts.put_many(
-        task.requests(
-            f"eval{step}",
-            task.held_out,
-            config.sampling(task),
-            config.eval.samples,
-            config.rollout.max_new_tokens,
-        )
+    requests = task.requests(
+        f"eval{step}",
+        task.held_out,
+        config.sampling(task),
+        config.eval.samples,
+        config.rollout.max_new_tokens,
     )
-    prompts.close()
-    wait_all([rollout.generate(prompts, samples), reward.score(samples, scored)])
-    judged = [float(reward) for group in scored for reward in group.rewards[group.scored]]
-    scored.delete()
-    return sum(judged) / max(len(judged), 1)
+    return mean_reward(sampled(cluster, groups, step, requests))

@@ -89,6 +89,10 @@ class WorkerBase:
         """Memory this worker occupies on its devices just now."""
         return 0
 
+    def idle_s(self) -> float:
+        """Seconds of all its work so far in which it waited for others, such as tools."""
+        return 0.0
+
     def recovered(self) -> None:
         """Called instead of nothing in a restarted worker, after its constructor, before any call.
 

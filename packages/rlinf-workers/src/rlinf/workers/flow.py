@@ -62,11 +62,11 @@ class StageRunner:
             with ending:
                 self._do(work, lease)
         if work.mark.finish and not work.finished:
-            record = _Open(work, ())
+            record = _Open(work, (), self._worker)
             with self._hold(work, record):
                 record.start()
                 self._finish(work)
-                record.stop(self._worker.resident_bytes())
+                record.stop()
             work.records.append(record.close(str(self._worker.id), work.mark.finish, 0))
         return StageReport(
             worker=str(self._worker.id),
@@ -97,7 +97,7 @@ class StageRunner:
 
     def _do(self, work: "_Work", lease: Lease) -> None:
         items = list(lease)
-        record = _Open(work, items)
+        record = _Open(work, items, self._worker)
         with self._hold(work, record):
             record.start()
             method = getattr(self._worker, work.call.method)
@@ -108,7 +108,7 @@ class StageRunner:
                 outputs = _outputs(answer, len(items)) if work.target is not None else []
             if self._chunk is None and work.mark.finish:
                 self._finish(work)
-            record.stop(self._worker.resident_bytes())
+            record.stop()
         if not isinstance(answer, Iterator):
             if work.target is not None:
                 _commit(work, lease, lease.held, outputs)
@@ -177,21 +177,26 @@ class _Work:
 class _Open:
     """A record that is being made."""
 
-    def __init__(self, work: _Work, items: Sequence[Any]) -> None:
+    def __init__(self, work: _Work, items: Sequence[Any], worker: WorkerBase) -> None:
         self.items = items
+        self._worker = worker
         self.outputs: list[Any] = []
         self.offload_s = 0.0
         self.granted = self._leased = time.monotonic()
         self._work = work
         self._emitted: list[float] = []
         self._started = self._began = self._worked_s = 0.0
+        self._idle_s = self._idle_before_s = 0.0
         self._resident_bytes = 0
 
     def start(self) -> None:
         self._started, self._began = time.time(), time.monotonic()
+        self._idle_before_s = self._worker.idle_s()
 
-    def stop(self, resident_bytes: int) -> None:
-        self._worked_s, self._resident_bytes = time.monotonic() - self._began, resident_bytes
+    def stop(self) -> None:
+        self._worked_s = time.monotonic() - self._began
+        self._idle_s = self._worker.idle_s() - self._idle_before_s
+        self._resident_bytes = self._worker.resident_bytes()
 
     def emit(self, outputs: Sequence[Any]) -> None:
         self.outputs.extend(outputs)
@@ -217,6 +222,7 @@ class _Open:
             items_out=len(self.outputs),
             tokens=tokens,
             emitted=tuple(self._emitted),
+            idle_s=self._idle_s,
         )
 
     def _now(self) -> float:

@@ -32,7 +32,7 @@ from rlinf.workers.worker import Worker
 if TYPE_CHECKING:
     from rlinf.workers.engines.models import ModelSpec
     from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
-    from rlinf.workers.engines.torch_generate import GenerateConfig
+    from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
     from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
     from rlinf.workers.roles import RewardEngine
 
@@ -55,9 +55,14 @@ class RolloutWorker(Worker):
     def __init__(self, model: "ModelSpec", config: "GenerateConfig", trainer: str) -> None:
         from rlinf.workers.engines.models import build_model
         from rlinf.workers.engines.torch_generate import TorchGenerate
+
+        self._serve(TorchGenerate(build_model(model, weights=False), config), trainer)
+
+    def _serve(self, engine: "TorchGenerate", trainer: str) -> None:
+        """Sample with this engine from now on."""
         from rlinf.workers.weights import WeightReceiver
 
-        self._engine = TorchGenerate(build_model(model, weights=False), config)
+        self._engine = engine
         self._receiver = WeightReceiver(self.endpoint, self._engine)
         self._trainer = trainer
 

@@ -34,6 +34,7 @@ class ChunkRecord:
         items_out: Outputs committed.
         tokens: Sum of `Worker.count_tokens` over the outputs (over the items for the last stage).
         emitted: When each output was committed, one time an output, ascending.
+        idle_s: Of `seconds`, time in which it waited for others (`Worker.idle_s`).
     """
 
     worker: str
@@ -53,6 +54,7 @@ class ChunkRecord:
     items_out: int
     tokens: int
     emitted: tuple[float, ...]
+    idle_s: float = 0.0
 
     @property
     def group(self) -> str:
@@ -90,6 +92,11 @@ class StageReport:
     def seconds(self) -> float:
         """Time of work, without waits."""
         return sum(record.seconds for record in self.records)
+
+    @property
+    def idle_s(self) -> float:
+        """Of these, time in which it waited for others."""
+        return sum(record.idle_s for record in self.records)
 
 
 class RecordSink(Protocol):

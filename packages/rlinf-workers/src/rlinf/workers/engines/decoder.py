@@ -9,6 +9,7 @@ share a prompt among its responses.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -104,8 +105,11 @@ class Decoder:
         return self._logits(hidden.index_select(0, ends))[: len(prompts)], cache
 
     @torch.no_grad()
-    def decode(self, tokens: Tensor, cache: KvCache) -> Tensor:
-        """Append one token [rows] to each row of the cache; returns the logits after it."""
+    def decode(self, tokens: Tensor, cache: KvCache, going: Tensor | None = None) -> Tensor:
+        """Append one token [rows] to each row of the cache; returns the logits after it.
+
+        Rows that are not `going`, bool [rows], stay as they are; their logits mean nothing.
+        """
         bias = cache.reserve()
 
         def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -113,8 +117,40 @@ class Decoder:
             return attend(queries[:, None], all_keys, all_values, bias)[:, 0]
 
         hidden = self._run(tokens, cache.lengths, attention)
-        cache.advance()
+        cache.advance(going)
         return self._logits(hidden)
+
+    @torch.no_grad()
+    def extend(self, pieces: Sequence[Any], rows: Sequence[int], cache: KvCache) -> Tensor:
+        """Append int arrays, of any length from 1 on, to some rows of the cache, each named once.
+
+        Returns the logits after each, [rows, vocabulary].
+        """
+        device = self._head.weight.device
+        # What is written twice is written twice the same.
+        missing = STABLE_ROWS - len(pieces)
+        filled = [*pieces, *[pieces[0]] * missing]
+        which = torch.tensor([*rows, *[rows[0]] * missing], device=device)
+        sizes = np.array([len(piece) for piece in filled])
+        layout, counts = Slots.of(sizes, device), torch.from_numpy(sizes).to(device)
+        width = cache.widen(which, counts)
+        steps = torch.arange(layout.width, device=device)
+        places = cache.lengths[which][:, None] + steps
+        seen = torch.arange(width, device=device) <= places[:, :, None]
+        bias = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)
+        where = layout.gather(which[:, None].expand(-1, layout.width)), layout.gather(places)
+
+        def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            block = cache.put(layer, where, keys, values)
+            own_keys, own_values = (x[which, :, :width] for x in block)
+            return layout.gather(attend(layout.spread(queries), own_keys, own_values, bias))
+
+        tokens = torch.from_numpy(np.concatenate(filled).astype(np.int64)).to(device)
+        hidden = self._run(tokens, where[1], attention)
+        taken = slice(0, len(pieces))
+        cache.extended(which[taken], counts[taken])
+        ends = counts.cumsum(0) - 1
+        return self._logits(hidden.index_select(0, ends))[taken]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = project(self._head, self._norm(self._body.norm, hidden))

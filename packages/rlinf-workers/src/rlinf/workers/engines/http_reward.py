@@ -8,21 +8,18 @@ may be different the next time is tried again: no connection, a time-out, and th
 502, 503 and 504.
 """
 
-import contextlib
-import http.client
 import json
 import logging
 import math
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from rlinf.workers.bounds import Count, NonNegative, Positive
+from rlinf.workers.http_post import FAILURES, RETRIED, Refused, post
 from rlinf.workers.roles.reward import Score, ScoredGroup
 from rlinf.workers.roles.rollout import Group
 
@@ -31,8 +28,6 @@ __all__ = ["HttpReward", "HttpRewardConfig", "HttpStatistics"]
 log = logging.getLogger(__name__)
 
 UNSCORED = Score(0.0, "unscored")
-RETRIED = frozenset({429, 500, 502, 503, 504})
-LARGEST_ANSWER_BYTES = 1 << 24
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -127,56 +122,18 @@ class HttpReward:
             with self._lock:
                 self._requests += 1
             try:
-                return _scores(self._post(body, left), count)
-            except _Refused as error:
+                return _scores(post(config.url, body, left), count)
+            except Refused as error:
                 cause = str(error)
                 if error.status not in RETRIED:
                     break
-            except (OSError, http.client.HTTPException) as error:
+            except FAILURES as error:
                 cause = f"{type(error).__name__}: {error}"
             except ValueError as error:
                 cause = str(error)
                 break
         log.warning("%s gave no scores for %d responses: %s", config.url, count, cause)
         return [UNSCORED] * count
-
-    def _post(self, body: bytes, left: float) -> bytes:
-        """The body of the answer, complete after `left` seconds however slowly it comes.
-
-        Raises `_Refused` for another status than 200.
-        """
-        url = urlsplit(self._config.url)
-        secure = url.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(url.hostname or "", url.port, timeout=left)
-        late = threading.Timer(left, _shut, [connection])
-        late.start()
-        try:
-            path = url.path or "/"
-            headers = {"Content-Type": "application/json"}
-            target = f"{path}?{url.query}" if url.query else path
-            connection.request("POST", target, body, headers)
-            answer = connection.getresponse()
-            found = answer.read(LARGEST_ANSWER_BYTES)
-            if answer.status != http.client.OK:
-                raise _Refused(answer.status)
-            return found
-        finally:
-            late.cancel()
-            connection.close()
-
-
-class _Refused(Exception):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"status {status}")
-        self.status = status
-
-
-def _shut(connection: http.client.HTTPConnection) -> None:
-    """Wake up whoever reads from it: a time-out of each read alone does not end a slow answer."""
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _scores(answer: bytes, count: int) -> list[Score]:

@@ -22,10 +22,10 @@ class KvCache:
         self.values = values
         self.lengths = lengths
         self._all = torch.arange(len(lengths), device=lengths.device)
-        longest, shortest = (int(x) for x in (lengths.max(), lengths.min()))
-        self.longest = longest
-        self.even = longest == shortest
+        self.longest = 0
+        self.even = False
         """Whether all rows are equally long: then a position of all of them is a slice."""
+        self._count(lengths)
 
     @property
     def rows(self) -> int:
@@ -63,10 +63,42 @@ class KvCache:
             self.values = _widened(self.values, width + GROWTH)
         return length_bias((self.lengths[:1] if self.even else self.lengths) + 1, width)
 
-    def advance(self) -> None:
-        """Count the positions that were written to every layer."""
-        self.lengths = self.lengths + 1
-        self.longest += 1
+    def advance(self, going: Tensor | None = None) -> None:
+        """Count the positions that were written to every layer, of the rows `going` (bool) only.
+
+        In the other rows the next position is written in the same place again.
+        """
+        if going is None:
+            self.lengths = self.lengths + 1
+            self.longest += 1
+        else:
+            self._count(self.lengths + going)
+
+    def widen(self, rows: Tensor, counts: Tensor) -> int:
+        """Make room for `counts` more positions in `rows`; how many keys their attention reads."""
+        width = padded_width(int((self.lengths[rows] + counts).max()), self.keys.shape[4])
+        if width > self.keys.shape[3]:
+            self.keys = _widened(self.keys, width + GROWTH)
+            self.values = _widened(self.values, width + GROWTH)
+        return width
+
+    def put(
+        self, layer: int, places: tuple[Tensor, Tensor], keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Write [N, heads, depth] at `places`, (row, position) of each; the whole of `layer`."""
+        rows, positions = places
+        self.keys[layer][rows, :, positions] = keys
+        self.values[layer][rows, :, positions] = values
+        return self.keys[layer], self.values[layer]
+
+    def extended(self, rows: Tensor, counts: Tensor) -> None:
+        """Count `counts` more positions in `rows`, which `put` has written to every layer."""
+        self._count(self.lengths.index_copy(0, rows, self.lengths[rows] + counts))
+
+    def _count(self, lengths: Tensor) -> None:
+        self.lengths = lengths
+        longest, shortest = (int(x) for x in (lengths.max(), lengths.min()))
+        self.longest, self.even = longest, longest == shortest
 
     def select(self, rows: Tensor, steps: int) -> "KvCache":
         """The cache of these rows, in this order; a row may be taken many times.

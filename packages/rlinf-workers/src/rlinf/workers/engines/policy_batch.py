@@ -14,6 +14,7 @@ from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES, AdvantageKind
 from rlinf.workers.algorithms.shaping import Overlong, overlong_penalty
 from rlinf.workers.engines.prefix_batch import Rows
 from rlinf.workers.errors import ConfigError
+from rlinf.workers.roles.episode import EpisodeStats
 from rlinf.workers.roles.reward import STATUSES, ScoredGroup
 from rlinf.workers.roles.rollout import FloatArray, Sampling
 from rlinf.workers.roles.trainer import PartialStats
@@ -84,7 +85,7 @@ def shaped(groups: Sequence[ScoredGroup], overlong: Overlong, limit: int) -> lis
     """
     found = []
     for group in groups:
-        penalty = overlong_penalty(torch.from_numpy(group.group.lengths), limit, overlong)
+        penalty = overlong_penalty(torch.from_numpy(group.group.written_lengths), limit, overlong)
         rewards = group.rewards + penalty.numpy().astype(np.float32)
         found.append(replace(group, rewards=rewards) if group.informative else group)
     return found
@@ -184,6 +185,7 @@ def counted(group: ScoredGroup, kept: TrainRows | None, version: int) -> Partial
         tokens=group.token_count,
         trained_tokens=0 if kept is None else int(kept.mask.sum()),
         staleness=version - int(group.group.versions.min()),
+        episodes=EpisodeStats.of(group.group.episodes),
     )
 
 

@@ -216,10 +216,16 @@ class TorchTrainer:
         self._version += stepped
         return StepStats(self._version, stepped, lr, norm, parts)
 
-    def sft_step(self, pairs: Sequence[Pair], config: OptimiserConfig) -> float:
+    def sft_step(
+        self,
+        pairs: Sequence[Pair],
+        config: OptimiserConfig,
+        written: Sequence[npt.NDArray[np.bool_]] | None = None,
+    ) -> float:
         """One step of maximum likelihood on the responses, with an optimiser of its own.
 
-        Returns the mean loss of a response token before the step. `config` counts at the first call
+        `written` says for each response which tokens count, bool [T]; None: all of them. Returns
+        the mean loss of a token that counts before the step. `config` counts at the first call
         only; the optimiser is forgotten at the first policy step. Raises `ValueError` in the middle
         of a policy step.
         """
@@ -235,10 +241,14 @@ class TorchTrainer:
                 for prompt, response in pairs[start : start + size]
             ]
             logprobs = self._logprobs(PrefixBatch.of(rows, self._device), Sampling())
+            if written is not None:
+                counts = np.concatenate(written[start : start + size])
+                logprobs = logprobs[torch.from_numpy(counts).to(self._device)]
             loss = -logprobs.sum()
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        tokens = sum(len(response) for _, response in pairs)
+        counted = written or [np.ones(len(response), bool) for _, response in pairs]
+        tokens = sum(int(mask.sum()) for mask in counted)
         self._supervised.step(float(tokens))
         return total / tokens
 

@@ -1,6 +1,7 @@
 """Roles: what the parts of a flow are, as protocols, and the data that travels between them."""
 
 from rlinf.workers.roles.critic import CriticEngine, CriticStats
+from rlinf.workers.roles.episode import OUTCOMES, Episodes, EpisodeStats, Outcome
 from rlinf.workers.roles.residency import Residency
 from rlinf.workers.roles.reward import (
     STATUSES,
@@ -17,14 +18,20 @@ from rlinf.workers.roles.rollout import (
     RolloutEngine,
     Sampling,
 )
+from rlinf.workers.roles.tool import Observation, Tool, ToolFailed
 from rlinf.workers.roles.trainer import PartialStats, StepStats, TrainerEngine
 
 __all__ = [
     "CriticEngine",
     "CriticStats",
+    "EpisodeStats",
+    "Episodes",
     "FINISH_REASONS",
     "GenerationRequest",
     "Group",
+    "OUTCOMES",
+    "Observation",
+    "Outcome",
     "PartialStats",
     "Residency",
     "RewardEngine",
@@ -36,5 +43,7 @@ __all__ = [
     "ScoredGroup",
     "Status",
     "StepStats",
+    "Tool",
+    "ToolFailed",
     "TrainerEngine",
 ]

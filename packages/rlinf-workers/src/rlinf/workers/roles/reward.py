@@ -77,15 +77,17 @@ class ScoredGroup:
 
     @property
     def token_rewards(self) -> npt.NDArray[np.float32]:
-        """Each sample's reward at its last token, float32 [n, T]; 0 elsewhere."""
+        """Each sample's reward at the last token the model wrote, float32 [n, T]; else 0."""
         placed = np.zeros(self.group.tokens.shape, np.float32)
-        ended = np.flatnonzero(self.scored & (self.group.lengths > 0))
-        placed[ended, self.group.lengths[ended] - 1] = self.rewards[ended]
+        learnable = self.learnable
+        ended = np.flatnonzero(learnable.any(1))
+        last = learnable.shape[1] - 1 - learnable[ended, ::-1].argmax(1)
+        placed[ended, last] = self.rewards[ended]
         return placed
 
     @property
     def token_count(self) -> int:
-        """Tokens of all responses together."""
+        """Tokens that the model wrote, of all responses together."""
         return self.group.token_count
 
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from rlinf.workers.roles.episode import Episodes
 from rlinf.workers.roles.residency import Residency
 
 __all__ = ["FINISH_REASONS", "GenerationRequest", "Group", "RolloutEngine", "Sampling"]
@@ -96,6 +97,7 @@ class Group:
         item: As in the request.
         written: bool [n, T], which tokens the model wrote, where a tool or an environment wrote
             others; None: all of them. Only what the model wrote is trained on and judged.
+        episodes: How each sample went, where it had several turns; else None.
     """
 
     uid: str
@@ -108,6 +110,7 @@ class Group:
     sampling: Sampling
     item: int = -1
     written: npt.NDArray[np.bool_] | None = None
+    episodes: Episodes | None = None
 
     @property
     def n(self) -> int:
@@ -121,9 +124,14 @@ class Group:
         return inside if self.written is None else inside & self.written.astype(bool)
 
     @property
+    def written_lengths(self) -> npt.NDArray[np.int64]:
+        """How many tokens of each sample the model wrote, int64 [n]."""
+        return np.asarray(self.trainable.sum(1), np.int64)
+
+    @property
     def token_count(self) -> int:
-        """Tokens of all responses together, without the prompt."""
-        return int(self.lengths.sum())
+        """Tokens that the model wrote, of all responses together."""
+        return int(self.trainable.sum())
 
     def response(self, sample: int) -> IntArray:
         """The token ids of one sample, without padding."""

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rlinf.workers.roles.episode import EpisodeStats
 from rlinf.workers.roles.residency import Residency
 from rlinf.workers.roles.reward import ScoredGroup
 
@@ -29,12 +30,13 @@ class PartialStats:
         rows: Samples that were trained on.
         dropped: Samples left out because their advantage is 0.
         stale: Samples left out because their weights were too old; `dropped` has them too.
-        tokens: Response tokens of all samples.
+        tokens: Response tokens of all samples, without what tools wrote.
         trained_tokens: Response tokens of the samples that were trained on.
         clipped: Tokens whose gradient was cut.
         kl: k3 estimate of KL(rollout || trainer before the step), summed over trained tokens.
         ratio_deviation: Largest |ratio - 1| of a trained token (a maximum, not a sum).
         staleness: Largest number of versions a sample's weights were behind (a maximum).
+        episodes: What there is to say of episodes.
     """
 
     loss: float = 0.0
@@ -53,6 +55,7 @@ class PartialStats:
     kl: float = 0.0
     ratio_deviation: float = 0.0
     staleness: int = 0
+    episodes: EpisodeStats = field(default_factory=EpisodeStats)
 
     def __add__(self, other: "PartialStats") -> "PartialStats":
         merged: dict[str, Any] = {
@@ -86,20 +89,24 @@ class StepStats:
         """The step as numbers by name; means are 0 where nothing was counted."""
         parts = self.parts
         trained = max(parts.trained_tokens, 1)
-        return {
-            "reward": parts.reward / max(parts.scored, 1),
-            "loss": parts.loss / parts.weight if parts.weight else 0.0,
-            "grad_norm": self.grad_norm if math.isfinite(self.grad_norm) else 0.0,
-            "lr": self.lr,
-            "version": float(self.version),
-            "clip_fraction": parts.clipped / trained,
-            "kl_rollout": parts.kl / trained,
-            "length": parts.tokens / max(parts.scored + parts.unscored, 1),
-        } | {
-            name: float(value)
-            for name, value in asdict(parts).items()
-            if name not in ("loss", "weight", "reward", "clipped", "kl")
-        }
+        return (
+            {
+                "reward": parts.reward / max(parts.scored, 1),
+                "loss": parts.loss / parts.weight if parts.weight else 0.0,
+                "grad_norm": self.grad_norm if math.isfinite(self.grad_norm) else 0.0,
+                "lr": self.lr,
+                "version": float(self.version),
+                "clip_fraction": parts.clipped / trained,
+                "kl_rollout": parts.kl / trained,
+                "length": parts.tokens / max(parts.scored + parts.unscored, 1),
+            }
+            | {
+                name: float(value)
+                for name, value in asdict(parts).items()
+                if name not in ("loss", "weight", "reward", "clipped", "kl", "episodes")
+            }
+            | parts.episodes.metrics()
+        )
 
 
 @runtime_checkable

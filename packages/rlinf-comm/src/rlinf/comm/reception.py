@@ -68,6 +68,9 @@ class Reception:
 
     def on_lost(self, link: Link, reason: str) -> None:
         """A link is gone."""
+        # Arrays keep no company a garbage collector sees: a frame of what came over this link, held
+        # by it, would keep both for ever.
+        unsent, link.unsent = link.unsent, []
         with self._peers.lock:
             self._peers.links.pop(link.number, None)
         if self.greeter.lost(link, reason):
@@ -79,7 +82,7 @@ class Reception:
         said = "it closed its endpoint" if link.clean else reason
         self._manager.happened(peer, life.LinkLost(link.number, said, link.clean))
         error = lost_error(peer.id, link.epoch, said)
-        for frame in link.unsent:
+        for frame in unsent:
             if frame.cares is not None:
                 frame.cares.set_error(error)
 

@@ -187,6 +187,7 @@ class CarryingLink(Link):
             self._closed = True
             unsent = list(self._leaving.values())
         inner = [f.of if isinstance(f, Envelope) else f for f in self.inner.unsent]
+        self.inner.unsent.clear()
         self.unsent = list({id(frame): frame for frame in (*inner, *unsent)}.values())
         self.clean = self.clean or self.inner.clean
         self._outward.end(lambda: None)

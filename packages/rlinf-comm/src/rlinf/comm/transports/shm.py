@@ -216,7 +216,9 @@ class ShmLink(StreamLink):
             told, self._ending = self._ending, True
             self._close_socket()
         self._forget_if_gone()
-        if not told:
+        if told:
+            self._loop.post(lambda: self.unsent.clear())
+        else:
             self._loop.post(lambda: self.owner.on_lost(self, reason))
 
     def _end_if_free(self) -> None:
@@ -225,6 +227,7 @@ class ShmLink(StreamLink):
                 return
             self._close_socket()
         self._forget_if_gone()
+        self._loop.post(lambda: self.unsent.clear())
 
     def _forget_if_gone(self) -> None:
         if self._gone:

@@ -17,7 +17,13 @@ HELLO_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """Hosts a `ChannelServer` until told to shut down, or until the controller is gone."""
+    """Hosts a `ChannelServer` until told to shut down, or until the controller is gone.
+
+    It has no spool. Nobody starts it again, and a job that is resumed makes what its channels held
+    once more, from the position in the data that its checkpoint knows: items of an earlier run
+    would be learnt from twice. Whoever wants a channel that outlives jobs runs a server of their
+    own, `ChannelServer(endpoint, spool=...)`, under another name, and opens it by `server=`.
+    """
 
     id: str = CHANNELS
     devices: tuple[str, ...] = ()

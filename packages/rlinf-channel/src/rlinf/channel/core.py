@@ -108,8 +108,7 @@ class Queue:
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Take one event in; what to answer to whom."""
-        commands = self._handlers[type(event)](event, now)
-        self._settle_down(commands, now)
+        self._settle_down(commands := self._handlers[type(event)](event, now), now)
         return commands
 
     @property
@@ -196,8 +195,8 @@ class Queue:
         lost = self.missing(renew.consumer, renew.tags)
         commands: list[Command] = []
         before = now - self.config.lease_s / 2
-        unknown = consumer.unknown_to(renew.tags, renew.asks, before)
-        commands += self._take_from(consumer, tuple(unknown), now, expired=True)
+        if unknown := consumer.unknown_to(renew.tags, renew.asks, before):
+            commands += self._take_from(consumer, tuple(unknown), now, expired=True)
         if renew.request is not None:
             commands.append(Settled(renew.request, lost))
         return commands
@@ -218,7 +217,8 @@ class Queue:
     def _on_gone(self, gone: Gone, now: float) -> list[Command]:
         commands: list[Command] = []
         for consumer in self._consumers.of(gone.worker, gone.epoch):
-            commands += self._take_from(consumer, tuple(consumer.leased), now, expired=False)
+            if held := tuple(consumer.leased):
+                commands += self._take_from(consumer, held, now, expired=False)
             del self._consumers.known[consumer.id]
             self._consumers.settled.pop(consumer.id, None)
         self._intake.forget(gone.worker, gone.epoch)
@@ -371,7 +371,7 @@ class Queue:
         self, consumer: Consumer, tags: tuple[int, ...], now: float, *, expired: bool
     ) -> list[Command]:
         buried = self._restore(consumer, self._consumers.take_back(consumer, tags, now))
-        return [Released(consumer.id, tags, expired), *buried] if tags else []
+        return [Released(consumer.id, tags, expired), *buried]
 
     def _restore(self, consumer: Consumer, items: list[Item]) -> list[Command]:
         most = self.config.max_deliveries

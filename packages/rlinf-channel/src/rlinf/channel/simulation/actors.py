@@ -57,6 +57,8 @@ class Consumer(Holder):
         self.channel = channel
         self.commits = commits
         self.deaths_left = world.random.randint(0, 2)
+        self.renews_while_waiting = world.random.random() < 0.2
+        """As real ones do; not all here, because it makes up most of a schedule."""
         self.asks = 0
         self.id = ClientId(f"consumer/{number}", 0, 0)
         if channel == "in":
@@ -106,7 +108,7 @@ class Consumer(Holder):
         self._start()
 
     def _renew(self) -> None:
-        asks = () if self.ask is None else (self.ask,)
+        asks = (self.ask,) if self.ask is not None and self.renews_while_waiting else ()
         self._renewing = bool(self.held or asks)
         if not self._renewing:
             return
@@ -155,7 +157,8 @@ class Consumer(Holder):
         wish = self._wish(deadline)
         holds = len(self.held)
         take = Take(0, self.id, deadline=deadline, done=done, holds=holds, ask=ask, **wish)
-        self._see_to_renewals()
+        if self.renews_while_waiting:
+            self._see_to_renewals()
 
         def answer(command: object) -> None:
             if not self.answered_by_another(command):

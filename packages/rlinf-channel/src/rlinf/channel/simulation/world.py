@@ -110,7 +110,7 @@ class World:
             type=rng.choice(sorted(BUILT_IN)),
             buffer_size=rng.choice([20, 60, 10**9]),
             max_items=rng.choice([None, 1, 3, 8]),
-            lease_s=rng.choice([0.5, 2.0]),
+            lease_s=rng.choice([1.0, 2.0]),
             max_deliveries=4 if self.troubles.poison else None,
         )
         self.gentle = not self.troubles.loss and self.config.lease_s == 2.0

@@ -1,78 +1,25 @@
 """The pure queue, one behaviour a test; case numbers are those of the channel cases."""
 
 import math
-from itertools import count
 
-import pytest
-
-from rlinf.channel.config import ChannelConfig
-from rlinf.channel.consumers import RECALL_AFTER_S
-from rlinf.channel.core import Queue
 from rlinf.channel.messages import (
     Accepted,
     Cancel,
     ClientId,
-    Close,
-    Command,
     Delivered,
-    Event,
     Gone,
     Item,
     Outcome,
     Put,
-    Recall,
-    Recalled,
     Refusal,
     Refused,
     Released,
     Renew,
-    Settle,
     Settled,
     Take,
     Tick,
 )
-
-P = ClientId("producer/0", 1, 0)
-A, B = ClientId("consumer/0", 1, 0), ClientId("consumer/1", 1, 0)
-
-
-class Driver:
-    """A queue, a clock, and request numbers."""
-
-    def __init__(self, **config: object) -> None:
-        self.queue = Queue("q", ChannelConfig(**config))
-        self.now = 0.0
-        self.numbers = count(1)
-        self.sequence = 0
-
-    def step(self, event: Event) -> list[Command]:
-        return self.queue.step(event, self.now)
-
-    def put(self, *names, weight=1.0, key=None, nbytes=1, deadline=None) -> list[Command]:
-        items = [Item(name, weight, key, nbytes) for name in names]
-        first = self.sequence
-        self.sequence += len(items)
-        return self.step(Put(next(self.numbers), P, first, items, deadline))
-
-    def take(self, consumer=A, **wish) -> list[Command]:
-        return self.step(Take(next(self.numbers), consumer, **wish))
-
-    def batch(self, consumer=A, max_items=None, target=None, **wish) -> list[Command]:
-        return self.take(consumer, max_items=max_items, target_weight=target, full=True, **wish)
-
-    def settle(self, tags, consumer=A, outcome=Outcome.DONE) -> list[Command]:
-        return self.step(Settle(next(self.numbers), consumer, tags, outcome))
-
-    def close(self) -> list[Command]:
-        return self.step(Close(next(self.numbers)))
-
-
-def names(commands: list[Command]) -> list[object]:
-    return [i.payload for c in commands if isinstance(c, Delivered) for i in c.items]
-
-
-def refusals(commands: list[Command]) -> list[Refusal]:
-    return [c.reason for c in commands if isinstance(c, Refused)]
+from tests.channel.driver import A, B, Driver, P, names, refusals
 
 
 def test_items_come_in_the_order_they_were_put():
@@ -325,52 +272,6 @@ def test_the_end_waits_for_items_others_hold():
     assert names(q.step(Gone(A.worker, A.epoch))) == ["a"]
 
 
-def test_one_asked_for_brings_along_its_share():
-    q = Driver()
-    q.put(*range(100))
-    assert names(q.take(A, max_items=10)) == list(range(10))
-    q.take(B, max_items=1)
-    assert len(names(q.take(A, max_items=80))) == math.ceil(89 / 2)
-
-
-def test_what_was_brought_along_is_called_back_when_others_wait():
-    q = Driver()
-    q.put("a", "b", "c")
-    q.take(A, max_items=3)
-    assert q.take(B) == [], "A has just got them"
-    q.now = q.queue.wake_at
-    assert q.now == pytest.approx(RECALL_AFTER_S)
-    assert q.step(Tick()) == [Recall(A)]
-    assert names(q.step(Recalled(A, (1, 2)))) == ["b"]
-    state = q.queue.statistics(q.now)
-    assert state.redelivered_items == 0 and state.depth == 1
-
-
-def test_one_item_brought_along_is_called_back_until_it_comes():
-    q = Driver()
-    q.put("a")
-    q.take(A, max_items=3, wait=False)
-    q.take(B)
-    for _ in range(3):
-        q.now = q.queue.wake_at
-        assert q.step(Tick()) == [Recall(A)]
-        assert q.step(Recalled(A)) == [], "it was on its way when the question came"
-    assert q.now < 1.0
-    assert names(q.step(Recalled(A, (0,)))) == ["a"]
-
-
-def test_who_got_what_it_asked_for_keeps_it():
-    q = Driver()
-    q.put("a", "b")
-    q.take(A, max_items=3, wait=False)
-    q.settle((0, 1))
-    q.put("c")
-    q.take(A)
-    q.take(B)
-    q.now = 20.0
-    assert q.step(Tick()) == []
-
-
 def test_an_answer_at_once_is_an_answer_even_if_it_is_empty():
     q = Driver()
     (delivered,) = q.take(wait=False)
@@ -401,24 +302,3 @@ def test_consumers_that_are_long_gone_do_not_pile_up() -> None:
         (given,) = [c for c in driver.take(brief) if isinstance(c, Delivered)]
         driver.settle([given.first_tag], brief)
     assert len(driver.queue.statistics(driver.now).consumers) <= 21
-
-
-def test_whole_batches_come_along_as_far_as_the_share_goes() -> None:
-    driver = Driver()
-    driver.put(*range(11))
-    assert names(driver.batch(max_items=3, along=6)) == list(range(9))
-    driver.put(*range(11, 20))
-    assert names(driver.batch(B, max_items=3, along=1)) == [9, 10, 11]
-    assert names(driver.batch(B, max_items=3, along=6)) == [12, 13, 14], "half of it is for A"
-
-
-def test_what_came_along_with_a_batch_is_recalled_for_others() -> None:
-    driver = Driver()
-    driver.put(*range(4))
-    (given,) = driver.batch(max_items=2, along=2)
-    assert isinstance(given, Delivered) and len(given.items) == 4
-    driver.take(B)
-    driver.now += RECALL_AFTER_S
-    assert driver.step(Tick()) == [Recall(A)]
-    tags = range(given.first_tag + 2, given.first_tag + 4)
-    assert names(driver.step(Recalled(A, tags))) == [2]

@@ -1,0 +1,62 @@
+"""A queue with a clock: what the tests of the queue drive."""
+
+from itertools import count
+
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.core import Queue
+from rlinf.channel.messages import (
+    ClientId,
+    Close,
+    Command,
+    Delivered,
+    Event,
+    Item,
+    Outcome,
+    Put,
+    Refusal,
+    Refused,
+    Settle,
+    Take,
+)
+
+P = ClientId("producer/0", 1, 0)
+A, B = ClientId("consumer/0", 1, 0), ClientId("consumer/1", 1, 0)
+
+
+class Driver:
+    """A queue, a clock, and request numbers."""
+
+    def __init__(self, **config: object) -> None:
+        self.queue = Queue("q", ChannelConfig(**config))
+        self.now = 0.0
+        self.numbers = count(1)
+        self.sequence = 0
+
+    def step(self, event: Event) -> list[Command]:
+        return self.queue.step(event, self.now)
+
+    def put(self, *names, weight=1.0, key=None, nbytes=1, deadline=None) -> list[Command]:
+        items = [Item(name, weight, key, nbytes) for name in names]
+        first = self.sequence
+        self.sequence += len(items)
+        return self.step(Put(next(self.numbers), P, first, items, deadline))
+
+    def take(self, consumer=A, **wish) -> list[Command]:
+        return self.step(Take(next(self.numbers), consumer, **wish))
+
+    def batch(self, consumer=A, max_items=None, target=None, **wish) -> list[Command]:
+        return self.take(consumer, max_items=max_items, target_weight=target, full=True, **wish)
+
+    def settle(self, tags, consumer=A, outcome=Outcome.DONE) -> list[Command]:
+        return self.step(Settle(next(self.numbers), consumer, tags, outcome))
+
+    def close(self) -> list[Command]:
+        return self.step(Close(next(self.numbers)))
+
+
+def names(commands: list[Command]) -> list[object]:
+    return [i.payload for c in commands if isinstance(c, Delivered) for i in c.items]
+
+
+def refusals(commands: list[Command]) -> list[Refusal]:
+    return [c.reason for c in commands if isinstance(c, Refused)]

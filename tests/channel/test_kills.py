@@ -231,6 +231,12 @@ def pipeline(endpoint: Endpoint) -> list[object]:
                 break
             except LeaseLost:
                 continue
-        seen.append(target.get())
-        target.ack()
+        while True:
+            item = target.get()
+            try:
+                target.ack()
+                break
+            except LeaseLost:  # it ended with its server, and the item comes again
+                continue
+        seen.append(item)
     return seen

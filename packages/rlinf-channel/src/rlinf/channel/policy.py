@@ -135,17 +135,20 @@ class Weighted:
 class Adaptive:
     """Learns each consumer's rate from its completions and picks the earliest finish.
 
-    Rate is an exponentially weighted moving average of weight per second. The predicted finish is
+    Rate is weight over seconds, both summed up with a forgetting factor: so an item counts by the
+    time it took, and the fixed cost of a small one hardly moves it. The predicted finish is
     what the consumer still has to do plus this item, over its rate. An item is kept for a busy
     consumer only where everything, what is queued behind it included, is predicted to end sooner
     that way: near the end of a backlog. Nobody waits for a consumer that is overdue.
     """
 
-    smoothing = 0.3
+    memory = 0.8
+    """How much the past counts for each item."""
     patience = 1.5
     """A consumer is overdue after this many times its predicted time."""
 
     def __init__(self) -> None:
+        self._work: dict[str, tuple[float, float]] = {}
         self._rates: dict[str, float] = {}
 
     def choose(self, consumers: Sequence[ConsumerLoad], item: ItemLoad) -> Choice:
@@ -172,10 +175,11 @@ class Adaptive:
 
     def completed(self, consumer: str, weight: float, seconds: float) -> None:
         """Fold one observation into the rate."""
-        if seconds <= 0:
-            return
-        rate, old = weight / seconds, self._rates.get(consumer)
-        self._rates[consumer] = rate if old is None else old + self.smoothing * (rate - old)
+        if seconds > 0:
+            old_weight, old_seconds = self._work.get(consumer, (0.0, 0.0))
+            work = self.memory * old_weight + weight, self.memory * old_seconds + seconds
+            self._work[consumer] = work
+            self._rates[consumer] = work[0] / work[1]
 
 
 BUILT_IN: dict[str, Callable[[], Policy]] = {

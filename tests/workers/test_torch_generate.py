@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rlinf.workers.engines.parameters import WeightsMismatch
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.engines.sampling import token_logprobs
 from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
+from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles import FINISH_REASONS, GenerationRequest, RolloutEngine, Sampling
 
 torch.set_num_threads(1)  # several threads on busy cores wait for each other most of the time
@@ -240,3 +242,119 @@ def test_empty_requests_are_refused(bad):
 
 def test_no_requests_give_no_groups():
     assert list(TorchGenerate(tiny()).generate([])) == []
+
+
+def long_requests(count, sampling=SAMPLING):
+    rng = np.random.default_rng(3)
+    return [
+        GenerationRequest(f"l{i}", rng.integers(4, VOCABULARY, 5 + i), 3, 40, sampling)
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("make", [tiny, gpt2])
+def test_what_was_aborted_goes_on_as_if_it_had_not_been(make):
+    engine = TorchGenerate(make(), GenerateConfig(max_rows=9))
+    asked = [
+        *long_requests(6),
+        GenerationRequest("short", np.array([5]), 1, 2, SAMPLING),
+    ]
+    whole = by_uid(engine.generate(asked))
+    stream = engine.generate(reversed(asked))
+    done = [next(stream)]
+    engine.abort()
+    cut = list(stream)
+    assert sorted(g.uid for g in [*done, *cut]) == sorted(whole)
+    aborted = [g for g in cut if "aborted" in {FINISH_REASONS[f] for f in g.finish}]
+    assert aborted
+    assert any(g.token_count for g in aborted)
+    assert any(not g.token_count for g in aborted)
+    for group in aborted:
+        for i in range(group.n):
+            ended = FINISH_REASONS[group.finish[i]] != "aborted"
+            length = whole[group.uid].lengths[i] if ended else group.lengths[i]
+            assert group.lengths[i] == length
+            assert np.array_equal(group.response(i), whole[group.uid].tokens[i, :length])
+    resumed = by_uid(engine.generate([group.resumed(40) for group in aborted]))
+    assert_same(resumed, {uid: whole[uid] for uid in resumed})
+
+
+def test_some_requests_can_be_aborted_while_others_go_on():
+    engine = TorchGenerate(tiny())
+    asked = [*long_requests(3), GenerationRequest("short", np.array([5]), 1, 2, SAMPLING)]
+    whole = by_uid(engine.generate(asked))
+    stream = engine.generate(asked)
+    next(stream)
+    engine.abort(["l1"])
+    groups = by_uid(stream)
+    assert groups["l1"].lengths.max() < whole["l1"].lengths.max()
+    del groups["l1"]
+    assert_same(groups, {uid: whole[uid] for uid in groups})
+
+
+def test_a_group_that_had_ended_is_given_back_when_it_is_resumed():
+    engine = TorchGenerate(tiny())
+    [group] = engine.generate([GenerationRequest("a", np.array([5]), 2, 3, SAMPLING)])
+    [again] = engine.generate([group.resumed(9)])
+    assert_same({"a": again}, {"a": group})
+
+
+def test_another_request_cannot_go_on_with_a_group():
+    engine = TorchGenerate(tiny())
+    [group] = engine.generate([GenerationRequest("a", np.array([5]), 2, 9, SAMPLING)])
+    for bad in ({"uid": "b"}, {"prompt_ids": np.array([6])}, {"n": 1}, {"max_new_tokens": 1}):
+        with pytest.raises(ValueError, match="another"):
+            replace(group.resumed(9), **bad)
+
+
+def test_new_weights_serve_from_the_next_token_on_and_each_token_knows_its_weights():
+    engine = TorchGenerate(tiny())
+    prompt = np.array([5], np.int32)
+    asked = [GenerationRequest(uid, prompt, 1, n, Sampling()) for uid, n in (("a", 3), ("b", 12))]
+    [untouched] = [g for g in engine.generate(asked) if g.uid == "b"]
+    assert untouched.token_versions is None
+    stream = engine.generate(asked)
+    assert next(stream).token_versions is None
+    engine.load_state({n: p.detach() for n, p in tiny(seed=3).named_parameters()}, version=4)
+    [late] = stream
+    assert late.versions.tolist() == [0]
+    assert late.token_versions.tolist() == [[0] * 3 + [4] * 9]
+    engine.load_state({n: p.detach() for n, p in tiny().named_parameters()}, version=5)
+    stream = engine.generate(asked)
+    next(stream)
+    engine.abort()
+    [cut] = stream
+    engine.load_state({n: p.detach() for n, p in tiny().named_parameters()}, version=6)
+    [whole] = engine.generate([cut.resumed(12)])
+    assert whole.token_versions.tolist() == [[5] * 3 + [6] * 9]
+    assert np.array_equal(whole.tokens, untouched.tokens)
+
+
+def letters(ids):
+    return "".join(chr(ord("a") + i) for i in ids)
+
+
+def test_a_response_ends_with_the_token_that_completes_a_stop_string():
+    engine = TorchGenerate(tiny(), decode=letters)
+    plain = Sampling(seed=1)
+    free = by_uid(engine.generate(long_requests(4, plain)))
+    strings = tuple(letters(g.tokens[0, 5:7]) for g in free.values())
+    ended = 0
+    for uid, group in by_uid(
+        engine.generate(long_requests(4, replace(plain, stop_strings=strings)))
+    ).items():
+        for i in range(group.n):
+            text = letters(free[uid].response(i))
+            ends = [text.find(s) + 2 for s in strings if s in text]
+            assert group.lengths[i] == min(ends, default=len(text))
+            assert group.stopped()[i] == bool(ends)
+            ended += bool(ends)
+    assert ended >= 4
+
+
+def test_stop_strings_need_a_tokenizer():
+    [request] = long_requests(1, Sampling(stop_strings=("x",)))
+    with pytest.raises(ConfigError, match="stop_ids"):
+        next(TorchGenerate(tiny()).generate([request]))
+    with pytest.raises(ValueError, match="character"):
+        Sampling(stop_strings=("",))

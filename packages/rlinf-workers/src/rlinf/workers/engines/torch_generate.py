@@ -1,7 +1,7 @@
 """The embedded rollout engine: its own decode loop over any transformers causal LM."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from rlinf.workers.engines.decoder import STABLE_ROWS
 from rlinf.workers.engines.flight import Flight, Indexes, Results
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
 from rlinf.workers.engines.sampling import draw, uniforms
+from rlinf.workers.engines.stop_strings import StopStrings
+from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.rollout import GenerationRequest, Group, Sampling
 
 __all__ = ["GenerateConfig", "TorchGenerate"]
@@ -44,10 +46,22 @@ class TorchGenerate:
     Each prompt is read once and its cache repeated for its samples. Rows that have ended leave the
     batch when that pays, and waiting requests take their place. `model` may be shared with a
     trainer: it is read afresh at every step, and never written except by `load_state`.
+
+    Args:
+        model: A causal LM of transformers.
+        config: Its limits.
+        decode: Text of token ids, special tokens included; needed for stop strings.
     """
 
-    def __init__(self, model: nn.Module, config: GenerateConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: GenerateConfig | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
         self._model = model
+        self._decode = decode
+        self._aborts: list[frozenset[str] | None] = []
         self._backbone = backbone_of(model)
         self._config = config or GenerateConfig()
         self._device = next(model.parameters()).device
@@ -70,6 +84,7 @@ class TorchGenerate:
     def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
         """Serve these weights from the next token on, samples in flight included.
 
+        Those keep their keys and values; their groups say which token was drawn with which weights.
         All or nothing: raises `WeightsMismatch` before anything is changed.
         """
         load_state(self.state(), state)
@@ -93,23 +108,35 @@ class TorchGenerate:
         Requests with equal `sampling` are decoded together, others one kind after the other.
         """
         kinds: dict[Sampling, list[GenerationRequest]] = {}
+        self._aborts = []
         for request in requests:
             kinds.setdefault(request.sampling, []).append(request)
         for sampling, alike in kinds.items():
             yield from self._generate(alike, sampling)
 
+    def abort(self, uids: Collection[str] | None = None) -> None:
+        """See `RolloutEngine`."""
+        self._aborts = [*self._aborts, None if uids is None else frozenset(uids)]
+
     def _generate(self, requests: list[GenerationRequest], sampling: Sampling) -> Iterator[Group]:
         results = Results(requests)
         waiting = deque(range(len(requests)))
         flight: Flight | None = None
+        stops = self._stop_strings(sampling)
+        known: list[frozenset[str] | None] = []
         while waiting or flight is not None:
+            if known is not self._aborts:
+                known = self._aborts
+                yield from self._cut(results, waiting, flight)
+                flight = self._compacted(flight, bool(waiting))
+                continue
             chosen = self._admitted(requests, waiting, flight)
             if chosen:
-                joined, groups = self._begin(results, chosen, sampling)
+                joined, groups = self._begin(results, chosen, stops)
                 yield from groups
-                flight = joined if flight is None else _together(flight, joined)
+                flight = _together(flight, joined)
             elif flight is not None:
-                yield from self._step(results, flight, sampling)
+                yield from self._step(results, flight, stops)
             flight = self._compacted(flight, bool(waiting))
 
     def _admitted(
@@ -131,7 +158,8 @@ class TorchGenerate:
             size = len(request.prompt_ids)
             rows += request.n
             width = max(width, size + request.max_new_tokens)
-            prompt_tokens += size
+            begun = request.begun
+            prompt_tokens += size if begun is None else size * begun.n + int(begun.lengths.sum())
             memory = rows * width * self._backbone.bytes_per_token
             crowded = rows > config.max_rows or memory > config.cache_bytes
             if (crowded or prompt_tokens > config.prefill_tokens) and (chosen or flight):
@@ -139,43 +167,81 @@ class TorchGenerate:
             chosen.append(waiting.popleft())
         return chosen
 
+    def _stop_strings(self, sampling: Sampling) -> StopStrings | None:
+        if not sampling.stop_strings:
+            return None
+        if self._decode is None:
+            raise ConfigError(
+                f"stop strings {sampling.stop_strings} need a tokenizer, and this model has none: "
+                "use stop_ids"
+            )
+        return StopStrings(sampling.stop_strings, self._decode)
+
+    def _cut(self, results: Results, waiting: deque[int], flight: Flight | None) -> Iterator[Group]:
+        """End what was aborted."""
+
+        def doomed(number: int) -> bool:
+            uid = results.requests[number].uid
+            return any(uids is None or uid in uids for uids in self._aborts)
+
+        for number in filter(doomed, list(waiting)):
+            waiting.remove(number)
+            results.open(number, self._version)
+            yield results.group(number)
+        if flight is not None:
+            owners = results.owner[flight.slots]
+            for number in filter(doomed, np.unique(owners[flight.alive])):
+                flight.alive &= owners != number
+                yield results.group(number)
+
     @torch.inference_mode()
     def _begin(
-        self, results: Results, chosen: list[int], sampling: Sampling
-    ) -> tuple[Flight, list[Group]]:
+        self, results: Results, chosen: list[int], stops: StopStrings | None
+    ) -> tuple[Flight | None, list[Group]]:
         """Read prompts and draw the first token of each of their samples."""
-        requests = [results.requests[i] for i in chosen]
-        logits, cache = self._backbone.prefill([request.prompt_ids for request in requests])
-        repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
+        openings = [results.open(number, self._version) for number in chosen]
+        groups = [
+            results.group(number)
+            for number, opening in zip(chosen, openings, strict=True)
+            if not len(opening.slots)
+        ]
+        sequences = [sequence for opening in openings for sequence in opening.sequences]
+        if not sequences:
+            return None, groups
+        logits, cache = self._backbone.prefill(sequences)
+        starts = np.cumsum([0, *(len(opening.sequences) for opening in openings)])
+        repeats = np.concatenate([o.source + s for o, s in zip(openings, starts, strict=False)])
         index = torch.from_numpy(repeats).to(self._device)
-        steps = max(request.max_new_tokens for request in requests) - 1
-        slots = [results.open(i, self._version) for i in chosen]
-        flight = Flight.of(requests, slots, cache.select(index, steps))
-        return flight, list(self._record(results, flight, logits[index], sampling))
+        steps = max(results.requests[number].max_new_tokens for number in chosen) - 1
+        flight = Flight.of(results, openings, cache.select(index, steps))
+        return flight, groups + list(self._record(results, flight, logits[index], stops))
 
     @torch.inference_mode()
-    def _step(self, results: Results, flight: Flight, sampling: Sampling) -> list[Group]:
+    def _step(self, results: Results, flight: Flight, stops: StopStrings | None) -> list[Group]:
         """Draw the next token of each row."""
         logits = self._backbone.decode(flight.tokens, flight.cache)
-        return list(self._record(results, flight, logits, sampling))
+        return list(self._record(results, flight, logits, stops))
 
     def _record(
-        self, results: Results, flight: Flight, logits: Tensor, sampling: Sampling
+        self, results: Results, flight: Flight, logits: Tensor, stops: StopStrings | None
     ) -> Iterator[Group]:
+        sampling = results.requests[0].sampling
         random = torch.from_numpy(uniforms(flight.random, flight.counts)).to(self._device)
         flight.tokens, logprobs = draw(logits, sampling, random)
         tokens = flight.tokens.cpu().numpy()
         alive = np.flatnonzero(flight.alive)
         if len(alive) < flight.rows:
             tokens, logprobs = tokens[alive], logprobs[torch.from_numpy(alive).to(logprobs.device)]
-        at = flight.counts[alive]
-        results.write(flight.slots[alive], at, tokens, logprobs)
+        at, slots = flight.counts[alive], flight.slots[alive]
+        results.write(slots, at, tokens, logprobs, self._version)
         flight.counts[alive] = at + 1
         stopped = np.isin(tokens, np.array(sampling.stop_ids, np.int64))
+        if stops is not None:
+            stopped |= [stops.completed(results.response(slot)) for slot in slots]
         done = stopped | (at + 1 >= flight.limits[alive])
         flight.alive[alive[done]] = False
         if done.any():
-            yield from results.close(flight.slots[alive[done]], stopped[done])
+            yield from results.close(slots[done], stopped[done])
 
     def _compacted(self, flight: Flight | None, others_wait: bool) -> Flight | None:
         """Drop dead rows where the copy costs less than they would; fill up to `min_rows`."""
@@ -196,8 +262,10 @@ class TorchGenerate:
         return kept
 
 
-def _together(flight: Flight, joined: Flight) -> Flight:
+def _together(flight: Flight | None, joined: Flight | None) -> Flight | None:
     """The rows in flight, then those that begin now."""
+    if flight is None or joined is None:
+        return joined if flight is None else flight
 
     def both(a: Indexes, b: Indexes) -> Indexes:
         return np.concatenate([a, b])

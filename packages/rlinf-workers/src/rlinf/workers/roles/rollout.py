@@ -3,7 +3,7 @@
 Token ids are the record of what was sampled; text is derived from them and never tokenised again.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -32,6 +32,7 @@ class Sampling:
         top_p: Draw from the likeliest tokens that hold this much probability; 1: from all.
         min_p: Draw from tokens that have this part of the likeliest one's share; 0: from all.
         stop_ids: A response ends with the first of these.
+        stop_strings: A response ends with the token that completes one of these in its text.
         banned_ids: Tokens that are never drawn; they have no share in the softmax.
         logprobs: Which log-prob of a drawn token is recorded. `full`: of the softmax at this
             temperature without the banned tokens, which a trainer can compute again. `processed`:
@@ -45,6 +46,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     banned_ids: tuple[int, ...] = ()
     logprobs: Literal["full", "processed"] = "full"
     seed: int = 0
@@ -54,6 +56,8 @@ class Sampling:
             raise ValueError(f"{self}: temperature and top_k are at least 0")
         if not 0 < self.top_p <= 1 or not 0 <= self.min_p <= 1:
             raise ValueError(f"{self}: top_p is in (0, 1], min_p in [0, 1]")
+        if "" in self.stop_strings:
+            raise ValueError(f"{self}: a stop string has at least one character")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class GenerationRequest:
         max_new_tokens: Bound on the tokens of a response, a stop token included.
         sampling: How tokens are drawn.
         item: Which item of the data set the prompt was made from; carried to the group unread.
+        begun: An aborted group of this request: its samples go on where they were cut off.
     """
 
     uid: str
@@ -75,10 +80,16 @@ class GenerationRequest:
     max_new_tokens: int = 16
     sampling: Sampling = field(default_factory=Sampling)
     item: int = -1
+    begun: "Group | None" = None
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.max_new_tokens < 1 or len(self.prompt_ids) < 1:
             raise ValueError(f"request {self.uid}: n, max_new_tokens and the prompt's length >= 1")
+        begun = self.begun
+        if begun is not None:
+            fits = begun.n == self.n and np.array_equal(begun.prompt_ids, self.prompt_ids)
+            if not fits or begun.uid != self.uid or begun.tokens.shape[1] > self.max_new_tokens:
+                raise ValueError(f"request {self.uid} cannot go on with {begun.uid}: it is another")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,6 +106,8 @@ class Group:
         versions: int32 [n], the weights that were serving when the sample began.
         sampling: As in the request.
         item: As in the request.
+        token_versions: int32 [n, T], the weights that each token was drawn with, where they were
+            not the same for all of a sample; None: they were.
         written: bool [n, T], which tokens the model wrote, where a tool or an environment wrote
             others; None: all of them. Only what the model wrote is trained on and judged.
         episodes: How each sample went, where it had several turns; else None.
@@ -109,6 +122,7 @@ class Group:
     versions: IntArray
     sampling: Sampling
     item: int = -1
+    token_versions: IntArray | None = None
     written: npt.NDArray[np.bool_] | None = None
     episodes: Episodes | None = None
 
@@ -137,6 +151,12 @@ class Group:
         """The token ids of one sample, without padding."""
         return self.tokens[sample, : self.lengths[sample]]
 
+    def resumed(self, max_new_tokens: int) -> GenerationRequest:
+        """The request which goes on with those samples that were aborted."""
+        return GenerationRequest(
+            self.uid, self.prompt_ids, self.n, max_new_tokens, self.sampling, self.item, self
+        )
+
     def own(self, sample: int) -> IntArray:
         """The token ids of one sample that the model itself wrote."""
         ids: IntArray = self.tokens[sample, self.trainable[sample]]
@@ -161,3 +181,10 @@ class RolloutEngine(Residency, Protocol):
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Group]:
         """Yield one group a request, in the order in which they complete."""
+
+    def abort(self, uids: Collection[str] | None = None) -> None:
+        """End these requests of the `generate` under way (None: all) at their next token.
+
+        From any thread. Their groups are yielded with what was sampled, `aborted`, and can be gone
+        on with; samples that had ended are as they would have been.
+        """

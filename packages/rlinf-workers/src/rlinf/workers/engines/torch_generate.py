@@ -60,7 +60,7 @@ class TorchGenerate:
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self._model = model
-        self._decode = decode
+        self._text_of = decode
         self._aborts: list[frozenset[str] | None] = []
         self._backbone = backbone_of(model)
         self._config = config or GenerateConfig()
@@ -170,12 +170,12 @@ class TorchGenerate:
     def _stop_strings(self, sampling: Sampling) -> StopStrings | None:
         if not sampling.stop_strings:
             return None
-        if self._decode is None:
+        if self._text_of is None:
             raise ConfigError(
                 f"stop strings {sampling.stop_strings} need a tokenizer, and this model has none: "
                 "use stop_ids"
             )
-        return StopStrings(sampling.stop_strings, self._decode)
+        return StopStrings(sampling.stop_strings, self._text_of)
 
     def _cut(self, results: Results, waiting: deque[int], flight: Flight | None) -> Iterator[Group]:
         """End what was aborted."""

@@ -1,139 +1,26 @@
 """The embedded trainer: policy gradients and supervised steps over any transformers causal LM."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.algorithms.kl import KlKind, kl
-from rlinf.workers.algorithms.losses import (
-    Clip,
-    Normalisation,
-    importance_weights,
-    reduce,
-)
-from rlinf.workers.algorithms.masking import masked_sum
-from rlinf.workers.algorithms.registry import (
-    GROUP_ADVANTAGES,
-    POLICY_LOSSES,
-    AdvantageKind,
-    LossKind,
-)
-from rlinf.workers.algorithms.shaping import DynamicSampling, Overlong
-from rlinf.workers.bounds import Count, Natural, NonNegative, Positive
+from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.models import quick_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
-from rlinf.workers.engines.policy_batch import (
-    MicroBatch,
-    TrainRows,
-    advantages_of,
-    counted,
-    cut,
-    padded,
-    per_token,
-    shaped,
-    train_rows,
-)
+from rlinf.workers.engines.policy_batch import MicroBatch, TrainRows, cut
+from rlinf.workers.engines.policy_step import Pair, policy_loss, settle, supervised_rows
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.engines.sampling import token_logprobs
+from rlinf.workers.engines.trainer_config import TrainerConfig
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.reward import ScoredGroup
-from rlinf.workers.roles.rollout import IntArray, Sampling
+from rlinf.workers.roles.rollout import Sampling
 from rlinf.workers.roles.trainer import PartialStats, StepStats
 
-__all__ = ["TorchTrainer", "TrainerConfig"]
-
-Pair = tuple[IntArray, IntArray]
-"""A prompt and the response that is to be learnt."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerConfig:
-    """What the trainer does with a step's samples. `ALGORITHMS` has what goes together.
-
-    Attributes:
-        optimiser: AdamW's settings.
-        advantage: How rewards become advantages. `gae`: groups come with those of a critic.
-        loss: Which policy loss.
-        clip: Its bounds; None: those of its paper.
-        normalisation: What the loss is divided by; rows that are not trained on do not count,
-            except for `constant`, whose missing number is `max_response_tokens`.
-        max_response_tokens: The longest response allowed; 0: not known.
-        overlong: Penalty of long responses, or None. Groups whose rewards are equal without it stay
-            equal.
-        dynamic: Sample on, in rounds, until a step has enough informative groups; None: one round.
-        frozen_steps: In the first so many steps no parameter moves: a critic learns first.
-        old_logprobs: The old policy of the ratio. `rollout`: as recorded when sampling. `trainer`:
-            this model before the step, for one on-policy step with a rollout of other precision;
-            the ratio is then 1.
-        importance_cap: Weigh each token by p_trainer / p_rollout, at most this, for a rollout of
-            other precision; needs `old_logprobs=trainer`. None: no weights.
-        kl_coefficient: Weight of the KL penalty; groups then need `reference_logprobs`.
-        kl_kind: Which estimate of it.
-        max_staleness: Samples whose weights were more versions behind when they began are not
-            trained on, and are counted as `stale`; None: all are. Their rewards still count for the
-            advantages of their group.
-        trainable_layers: Train only the last so many layers; 0: everything.
-        autocast: Compute in bfloat16 where torch deems it safe and the device is quick at it;
-            parameters stay as they are.
-        min_batch_tokens: Groups wait until they have so many tokens together, or for the end of the
-            step: small batches cost several times as much a token as large ones.
-        micro_batch_tokens: Bound on the tokens that go through the model at once.
-        micro_batch_logits: Bound on the logits (predicted tokens times vocabulary) at once.
-    """
-
-    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
-    advantage: AdvantageKind = "grpo"
-    loss: LossKind = "ppo"
-    clip: Clip | None = None
-    normalisation: Normalisation = field(default_factory=Normalisation)
-    max_response_tokens: Natural = 0
-    overlong: Overlong | None = None
-    dynamic: DynamicSampling | None = None
-    frozen_steps: Natural = 0
-    old_logprobs: Literal["rollout", "trainer"] = "rollout"
-    importance_cap: Positive | None = None
-    kl_coefficient: NonNegative = 0.0
-    kl_kind: KlKind = "k2"
-    max_staleness: Natural | None = None
-    trainable_layers: Natural = 0
-    autocast: bool = False
-    min_batch_tokens: Natural = 1024
-    micro_batch_tokens: Count = 16384
-    micro_batch_logits: Count = 1 << 26
-
-    def __post_init__(self) -> None:
-        if self.importance_cap is not None and self.old_logprobs != "trainer":
-            raise ValueError(
-                "importance_cap needs old_logprobs=trainer: the ratio to the rollout's log-probs "
-                "corrects for them already"
-            )
-        if self.advantage not in GROUP_ADVANTAGES and self.dynamic is not None:
-            raise ValueError(f"dynamic sampling needs groups, advantage={self.advantage} has none")
-        if self.advantage == "gae" and self.overlong is not None:
-            raise ValueError("overlong shapes rewards; with advantage=gae the critic reads them")
-
-    @property
-    def divisor(self) -> Normalisation:
-        """The normalisation with its constant. Raises `ConfigError` where nothing says it."""
-        if self.normalisation.kind != "constant" or self.normalisation.constant:
-            return self.normalisation
-        return Normalisation("constant", self._limit())
-
-    def shaped(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        """The groups with the penalty of long responses, where one is set."""
-        return shaped(groups, self.overlong, self._limit()) if self.overlong else groups
-
-    def _limit(self) -> int:
-        if self.max_response_tokens < 1:
-            raise ConfigError("set max_response_tokens: the algorithm needs the longest response")
-        return self.max_response_tokens
+__all__ = ["TorchTrainer", "TrainerConfig", "select_trainable"]
 
 
 class TorchTrainer:
@@ -148,11 +35,11 @@ class TorchTrainer:
         self._model = model
         self._backbone = backbone_of(model)
         self._device = next(model.parameters()).device
-        self._trainable = _select_trainable(model, self._config.trainable_layers)
+        self._trainable = select_trainable(model, self._config.trainable_layers)
         self._optimiser = Optimiser(self._trainable.values(), self._config.optimiser)
         self._supervised: Optimiser | None = None
         self._vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
-        self._normalisation = self._config.divisor
+        _ = self._config.divisor  # a missing constant is to be noticed now
         self._parts = PartialStats()
         self._held: list[ScoredGroup] = []
         self._waiting: list[TrainRows] = []
@@ -194,12 +81,6 @@ class TorchTrainer:
         dynamic = self._config.dynamic
         return dynamic is None or not dynamic.wants_more(self._parts.informative, self._rounds)
 
-    def _stale(self, group: ScoredGroup) -> npt.NDArray[np.bool_]:
-        """Which samples are too old to be trained on, bool [n]."""
-        behind = self._version - group.group.versions
-        limit = self._config.max_staleness
-        return np.asarray(np.zeros(len(behind), bool) if limit is None else behind > limit)
-
     def finish_step(self) -> StepStats:
         """Divide the gradient by the step's weight, clip it, step, and begin the next step.
 
@@ -236,10 +117,7 @@ class TorchTrainer:
         size = max(1, self._config.micro_batch_tokens // max(len(p) + len(r) for p, r in pairs))
         total = 0.0
         for start in range(0, len(pairs), size):
-            rows = [
-                (prompt, response[None], np.array([len(response)], np.int32))
-                for prompt, response in pairs[start : start + size]
-            ]
+            rows = supervised_rows(pairs[start : start + size])
             logprobs = self._logprobs(PrefixBatch.of(rows, self._device), Sampling())
             if written is not None:
                 counts = np.concatenate(written[start : start + size])
@@ -310,21 +188,9 @@ class TorchTrainer:
 
     def _settle(self) -> PartialStats:
         """Give the groups that are held their advantages, and queue what there is to train on."""
-        groups, self._held = self._config.shaped(self._held), []
-        parts = PartialStats()
-        everything = self._config.kl_coefficient > 0
-        advantages = advantages_of(groups, self._config.advantage)
-        for group, given in zip(groups, advantages, strict=True):
-            stale = self._stale(group)
-            rows = train_rows(group, given, skip=stale, all_rows=everything)
-            parts += counted(group, rows, self._version)
-            parts += PartialStats(stale=int(stale.sum()))
-            if rows is not None and not self._frozen:
-                self._require_known_ratio(rows.sampling)
-                self._waiting.append(rows)
-        if self._normalisation.kind == "constant":
-            # Samples without a gradient are samples still.
-            parts = replace(parts, weight=float(parts.dropped))
+        rows, parts = settle(self._held, self._config, self._version, frozen=self._frozen)
+        self._held = []
+        self._waiting += rows
         return parts
 
     def _backward_waiting(self) -> PartialStats:
@@ -338,50 +204,14 @@ class TorchTrainer:
 
     def _backward(self, micro: MicroBatch) -> PartialStats:
         """The gradient of a micro-batch's summed loss."""
-        sampling = micro[0].sampling
         batch = PrefixBatch.of([part.rows for part in micro], self._device)
-        layout = batch.responses
-        logprobs = layout.spread(self._logprobs(batch, sampling))
-        mask = padded([p.mask.astype(np.float32) for p in micro], layout.width, self._device) != 0
-        rollout = padded([part.logprobs for part in micro], layout.width, self._device)
-        old = logprobs.detach() if self._config.old_logprobs == "trainer" else rollout
-        advantages = per_token(micro, layout.width, self._device)
-        loss = POLICY_LOSSES[self._config.loss](logprobs, old, advantages, mask, self._config.clip)
-        cap = self._config.importance_cap
-        weighed = loss.loss if cap is None else loss.loss * importance_weights(old, rollout, cap)
-        penalised = weighed + self._penalty(micro, logprobs)
-        total, weight = reduce(penalised, mask, self._normalisation)
+        logprobs = self._logprobs(batch, micro[0].sampling)
+        total, parts = policy_loss(micro, batch, logprobs, self._config)
         total.backward()  # type: ignore[no-untyped-call]
-        drift = kl(rollout, logprobs.detach(), "k3")
-        deviation = torch.where(mask, (loss.ratio - 1).abs(), 0).max()
-        return PartialStats(
-            loss=float(total.detach()),
-            weight=float(weight),
-            clipped=int((loss.clipped & mask).sum()),
-            kl=float(masked_sum(drift, mask)),
-            ratio_deviation=float(deviation),
-        )
-
-    def _penalty(self, micro: MicroBatch, logprobs: Tensor) -> Tensor:
-        if not self._config.kl_coefficient:
-            return logprobs.new_zeros(())
-        references = [part.reference for part in micro if part.reference is not None]
-        if len(references) < len(micro):
-            raise ConfigError("kl_coefficient is set, but groups came without reference_logprobs")
-        reference = padded(references, logprobs.shape[1], self._device)
-        return self._config.kl_coefficient * kl(logprobs, reference, self._config.kl_kind)
-
-    def _require_known_ratio(self, sampling: Sampling) -> None:
-        truncated = sampling.top_k or sampling.top_p < 1
-        recorded = sampling.logprobs == "processed" and truncated
-        if recorded and self._config.old_logprobs == "rollout":
-            raise ConfigError(
-                "the rollout recorded log-probs after top-k/top-p, the trainer computes those of "
-                "the full softmax: sample with logprobs=full, or train with old_logprobs=trainer"
-            )
+        return parts
 
 
-def _select_trainable(model: nn.Module, last_layers: int) -> dict[str, nn.Parameter]:
+def select_trainable(model: nn.Module, last_layers: int) -> dict[str, nn.Parameter]:
     """Freeze all but the last layers (0: freeze nothing); the parameters left, by name."""
     if last_layers:
         stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList)]

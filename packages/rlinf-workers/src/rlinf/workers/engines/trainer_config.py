@@ -1,0 +1,100 @@
+"""What a trainer is told: the algorithm, the bounds of its batches, the engine and its ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlinf.workers.algorithms.kl import KlKind
+from rlinf.workers.algorithms.losses import Clip, Normalisation
+from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES, AdvantageKind, LossKind
+from rlinf.workers.algorithms.shaping import DynamicSampling, Overlong
+from rlinf.workers.bounds import Count, Natural, NonNegative, Positive
+from rlinf.workers.engines.optimiser import OptimiserConfig
+from rlinf.workers.engines.policy_batch import shaped
+from rlinf.workers.errors import ConfigError
+from rlinf.workers.roles.reward import ScoredGroup
+
+__all__ = ["TrainerConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerConfig:
+    """What the trainer does with a step's samples. `ALGORITHMS` has what goes together.
+
+    Attributes:
+        optimiser: AdamW's settings.
+        advantage: How rewards become advantages. `gae`: groups come with those of a critic.
+        loss: Which policy loss.
+        clip: Its bounds; None: those of its paper.
+        normalisation: What the loss is divided by; rows that are not trained on do not count,
+            except for `constant`, whose missing number is `max_response_tokens`.
+        max_response_tokens: The longest response allowed; 0: not known.
+        overlong: Penalty of long responses, or None. Groups whose rewards are equal without it stay
+            equal.
+        dynamic: Sample on, in rounds, until a step has enough informative groups; None: one round.
+        frozen_steps: In the first so many steps no parameter moves: a critic learns first.
+        old_logprobs: The old policy of the ratio. `rollout`: as recorded when sampling. `trainer`:
+            this model before the step, for one on-policy step with a rollout of other precision;
+            the ratio is then 1.
+        importance_cap: Weigh each token by p_trainer / p_rollout, at most this, for a rollout of
+            other precision; needs `old_logprobs=trainer`. None: no weights.
+        kl_coefficient: Weight of the KL penalty; groups then need `reference_logprobs`.
+        kl_kind: Which estimate of it.
+        max_staleness: Samples whose weights were more versions behind when they began are not
+            trained on, and are counted as `stale`; None: all are. Their rewards still count for the
+            advantages of their group.
+        trainable_layers: Train only the last so many layers; 0: everything.
+        autocast: Compute in bfloat16 where torch deems it safe and the device is quick at it;
+            parameters stay as they are.
+        min_batch_tokens: Groups wait until they have so many tokens together, or for the end of the
+            step: small batches cost several times as much a token as large ones.
+        micro_batch_tokens: Bound on the tokens that go through the model at once.
+        micro_batch_logits: Bound on the logits (predicted tokens times vocabulary) at once.
+    """
+
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    advantage: AdvantageKind = "grpo"
+    loss: LossKind = "ppo"
+    clip: Clip | None = None
+    normalisation: Normalisation = field(default_factory=Normalisation)
+    max_response_tokens: Natural = 0
+    overlong: Overlong | None = None
+    dynamic: DynamicSampling | None = None
+    frozen_steps: Natural = 0
+    old_logprobs: Literal["rollout", "trainer"] = "rollout"
+    importance_cap: Positive | None = None
+    kl_coefficient: NonNegative = 0.0
+    kl_kind: KlKind = "k2"
+    max_staleness: Natural | None = None
+    trainable_layers: Natural = 0
+    autocast: bool = False
+    min_batch_tokens: Natural = 1024
+    micro_batch_tokens: Count = 16384
+    micro_batch_logits: Count = 1 << 26
+
+    def __post_init__(self) -> None:
+        if self.importance_cap is not None and self.old_logprobs != "trainer":
+            raise ValueError(
+                "importance_cap needs old_logprobs=trainer: the ratio to the rollout's log-probs "
+                "corrects for them already"
+            )
+        if self.advantage not in GROUP_ADVANTAGES and self.dynamic is not None:
+            raise ValueError(f"dynamic sampling needs groups, advantage={self.advantage} has none")
+        if self.advantage == "gae" and self.overlong is not None:
+            raise ValueError("overlong shapes rewards; with advantage=gae the critic reads them")
+
+    @property
+    def divisor(self) -> Normalisation:
+        """The normalisation with its constant. Raises `ConfigError` where nothing says it."""
+        if self.normalisation.kind != "constant" or self.normalisation.constant:
+            return self.normalisation
+        return Normalisation("constant", self._limit())
+
+    def shaped(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        """The groups with the penalty of long responses, where one is set."""
+        return shaped(groups, self.overlong, self._limit()) if self.overlong else groups
+
+    def _limit(self) -> int:
+        if self.max_response_tokens < 1:
+            raise ConfigError("set max_response_tokens: the algorithm needs the longest response")
+        return self.max_response_tokens

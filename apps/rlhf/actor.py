@@ -7,7 +7,10 @@ import torch
 from settings import RlhfConfig, SftConfig
 from tasks import Task
 
+from rlinf.workers.engines.models import build_model
+from rlinf.workers.engines.parameters import load_state, state_of
 from rlinf.workers.engines.torch_generate import TorchGenerate
+from rlinf.workers.engines.torch_trainer import TorchTrainer
 from rlinf.workers.hosts import TrainerWorker
 from rlinf.workers.roles import Group
 
@@ -51,13 +54,21 @@ class Actor(TrainerWorker):
         return accuracy
 
     def _look(self, config: RlhfConfig, sft: SftConfig, task: Task) -> Callable[[int], float]:
-        engine, reward = TorchGenerate(self._engine.model, config.rollout.engine), task.reward()
+        """Measures the policy as it is; on rank 0, which tells the others."""
+        own = self._engine.model if isinstance(self._engine, TorchTrainer) else None
+        model = own or build_model(self._model, weights=False)
+        engine, reward = TorchGenerate(model, config.rollout.engine), task.reward()
         sampling, limit = config.sampling(task), config.rollout.max_new_tokens
 
-        def look(step: int) -> float:
+        def measured(step: int) -> float:
             asked = task.requests(f"sft{step}", task.held_out, sampling, sft.samples, limit)
             groups: list[Group] = list(engine.generate(asked))
             rewards = [scored.rewards.mean() for scored in reward.score(groups)]
             return float(sum(rewards) / len(rewards))
+
+        def look(step: int) -> float:
+            if own is None and (state := self._engine.state()):
+                load_state(state_of(model), state)
+            return self._team.first(measured(step) if self.rank == 0 else 0.0)
 
         return look

@@ -5,6 +5,7 @@ hatch run rlhf algorithm=ppo         # with a critic; or dapo, rloo, reinforce++
 hatch run rlhf plan=auto             # profiles itself and finds the best plan
 hatch run rlhf launcher=inline       # the same program in one process, for pdb
 hatch run rlhf model=smollm2         # a real model of 135 M parameters learns to add
+hatch run rlhf trainer.engine=fsdp trainer.ranks=2    # the trainer on two processes
 """
 
 import itertools
@@ -30,8 +31,13 @@ def train(config: RlhfConfig) -> None:
         Run(folder) as run,
         Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
     ):
-        actor = Actor.group(cluster, config.model_spec(), config.trainer_config(), name="trainer")
-        trainer = actor.launch()
+        trainer = Actor.group(
+            cluster,
+            config.model_spec(),
+            config.trainer_config(),
+            count=config.trainer.ranks,
+            name="trainer",
+        ).launch()
         rollout = RolloutWorker.group(
             cluster, config.model_spec(sizes.dtype), sizes.engine, "trainer/0", name="rollout"
         ).launch()
@@ -45,7 +51,7 @@ def train(config: RlhfConfig) -> None:
         def begin() -> None:
             trainer.warm_up(config).result(None)
             if critic is not None:
-                [version] = trainer.publish().result(None)
+                [version, *_] = trainer.publish().result(None)
                 critic.load_weights(version).result(None)
 
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
@@ -57,7 +63,7 @@ def train(config: RlhfConfig) -> None:
         recovery = Recovery(cluster, learners, checkpoints, begin, run)
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
-                [version] = trainer.publish().result(None)
+                [version, *_] = trainer.publish().result(None)
                 rollout.load_weights(version).result(None)
                 for round in itertools.count():  # more than one where dynamic sampling wants them
                     prompts, samples, *scored = cluster.channels(step, *config.channels())
@@ -65,14 +71,14 @@ def train(config: RlhfConfig) -> None:
                     prompts.close()
                     stages = [rollout.generate(prompts, samples), reward.score(samples, scored[0])]
                     stages += [critic.estimate(*scored)] if critic is not None else []
-                    *_, [judged], [report] = wait_all([*stages, trainer.train(scored[-1])])
+                    *_, [judged], [report, *_] = wait_all([*stages, trainer.train(scored[-1])])
                     if report.result is not None:
                         break
                 metrics = report.result.metrics()
                 if critic is not None:
                     metrics |= judged.result.metrics()
                 if config.eval.every and step % config.eval.every == 0:
-                    [version] = trainer.publish().result(None)
+                    [version, *_] = trainer.publish().result(None)
                     rollout.load_weights(version).result(None)
                     metrics["eval_reward"] = evaluate(
                         cluster, (rollout, reward), task, config, step

@@ -124,6 +124,8 @@ class RlhfConfig:
 
     def __post_init__(self) -> None:
         Choice.of(self.plan)
+        if self.launcher == "inline" and self.trainer.ranks > 1:
+            raise ValueError(f"trainer.ranks={self.trainer.ranks} needs launcher=ray")
 
     @property
     def has_critic(self) -> bool:

@@ -124,9 +124,9 @@ def test_shards_that_are_missing_or_twice_are_refused(tmp_path: Path) -> None:
     for rank, shard in enumerate(cut(torch.arange(8.0), 2, 0)):
         save_tensors(tmp_path / f"t-{rank}.safetensors", {"x": shard})
     first = tmp_path / "t-0.safetensors"
-    with pytest.raises(CheckpointTorn, match="x: 4 of its 8 elements are in no file"):
+    with pytest.raises(CheckpointTorn, match="x: 4 of its 8 elements are missing"):
         load_tensors([first])
-    with pytest.raises(CheckpointTorn, match="are in more than one file"):
+    with pytest.raises(CheckpointTorn, match="are there twice"):
         load_tensors([*tmp_path.iterdir(), first])
     first.write_bytes(first.read_bytes()[:-9])
     with pytest.raises(CheckpointTorn, match=r"t-0.safetensors cannot be read"):

@@ -106,7 +106,8 @@ class StageRunner:
                 self._stream(work, lease, answer, record)
             else:
                 outputs = _outputs(answer, len(items)) if work.target is not None else []
-            if self._chunk is None and work.mark.finish:
+            # Ranks finish together: the lease of one must not keep another from coming.
+            if self._chunk is None and work.mark.finish and self._worker.world_size == 1:
                 self._finish(work)
             record.stop()
         if not isinstance(answer, Iterator):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.workers.checkpoint import SavedFile, seal
+from rlinf.workers.errors import ConfigError
 from rlinf.workers.random_state import load_random_state, random_state
 from rlinf.workers.roles import (
     CriticStats,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rlinf.workers.engines.models import ModelSpec
     from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
     from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
-    from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
+    from rlinf.workers.engines.trainer_config import TrainerConfig
     from rlinf.workers.roles import RewardEngine
 
 __all__ = [
@@ -140,12 +141,12 @@ class LearnerWorker(Worker):
 
     def save(self, folder: str) -> list[SavedFile]:
         """Write what decides the steps to come into `folder`, and bring it to the disk."""
-        from rlinf.workers.shards import save_tensors, whole
+        from rlinf.workers.shards import as_shards, save_tensors
 
         tensors, numbers = self._engine.save()
         stem = f"{folder}/{self.id.group}-{self.rank}"
         arrays, rest = Path(f"{stem}.safetensors"), Path(f"{stem}.json")
-        save_tensors(arrays, whole(tensors))
+        save_tensors(arrays, as_shards(tensors))
         rest.write_text(json.dumps({"numbers": numbers, "random": random_state()}))
         return [seal(arrays), seal(rest)]
 
@@ -229,30 +230,50 @@ class PublisherWorker(LearnerWorker):
         super().restore(folder)
 
     def publish(self) -> int:
-        """Offer the weights as they are now to every rollout; returns their version."""
-        return self._publisher.publish(self._engine.state(), self._engine.version).version
+        """Offer the weights as they are now to every rollout; returns their version.
+
+        Of several ranks the first has them all and offers them.
+        """
+        state, version = self._engine.state(), int(self._engine.version)
+        return self._publisher.publish(state, version).version if self.rank == 0 else version
 
 
 class TrainerWorker(PublisherWorker):
-    """Learns from scored groups."""
+    """Learns from scored groups.
 
-    _engine: "TorchTrainer"
+    The engine is that of `config.engine`; where it has several ranks, each is a worker of the group
+    (`group(..., count=config.ranks)`), and every call is to be made on all of them. What a step was
+    is the result of each; rank 0 is the one to fetch weights from.
+    """
+
+    _engine: Any
 
     def __init__(self, model: "ModelSpec", config: "TrainerConfig") -> None:
+        from rlinf.workers.team import Team
+
+        if config.ranks != self.world_size:
+            raise ConfigError(f"trainer.ranks={config.ranks}, but there are {self.world_size}")
         self._model, self._config = model, config
+        self._team = Team.of(self)
         super().__init__()
 
     def _begin(self) -> None:
         from rlinf.workers.engines.models import build_model
-        from rlinf.workers.engines.torch_trainer import TorchTrainer
+        from rlinf.workers.engines.plugins import TRAINERS, engine_maker
 
-        self._engine = TorchTrainer(build_model(self._model), self._config)
+        make = engine_maker("trainer", self._config.engine, TRAINERS)
+        self._engine = make(build_model(self._model), self._config, self._team)
 
     @stage(finish="finish_step")
     def train(self, groups: list[ScoredGroup]) -> PartialStats:
         """Add the gradient of a chunk to the step's."""
-        return self._engine.accumulate(groups)
+        parts: PartialStats = self._engine.accumulate(groups)
+        return parts
 
     def finish_step(self) -> StepStats | None:
         """Step with what was accumulated; None where another round of samples is wanted first."""
         return self._engine.finish_step() if self._engine.end_round() else None
+
+    def close(self) -> None:
+        """See `Worker`."""
+        self._team.close()

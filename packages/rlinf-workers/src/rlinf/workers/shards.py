@@ -7,18 +7,17 @@ have the same part only one writes it.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from rlinf.workers.errors import CheckpointTorn
 
-__all__ = ["Shard", "load_tensors", "save_tensors", "whole"]
+__all__ = ["Shard", "as_shards", "assembled", "load_tensors", "save_tensors", "whole"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +40,38 @@ def whole(tensors: Mapping[str, Tensor]) -> dict[str, Shard]:
     return {n: Shard(t, tuple(t.shape), (0,) * t.dim()) for n, t in tensors.items()}
 
 
+def as_shards(tensors: Mapping[str, Tensor | Shard]) -> dict[str, Shard]:
+    """Shards as they are, tensors as whole ones."""
+    return {n: t if isinstance(t, Shard) else whole({n: t})[n] for n, t in tensors.items()}
+
+
+def assembled(shards: Iterable[tuple[str, Shard]]) -> dict[str, Tensor]:
+    """The whole tensors that named shards make; one that has its tensor in full is not copied.
+
+    Raises `ValueError`: an element is missing, or there twice.
+    """
+    tensors: dict[str, Tensor] = {}
+    missing: dict[str, int] = {}
+    for name, shard in shards:
+        values = shard.values.detach()
+        if name not in tensors:
+            alone = tuple(values.shape) == shard.shape
+            tensors[name] = values if alone else values.new_zeros(shard.shape)
+            missing[name] = tensors[name].numel()
+        target = tensors[name]
+        if target is not values:
+            for axis, (start, size) in enumerate(zip(shard.start, values.shape, strict=True)):
+                target = target.narrow(axis, start, size)
+            target.copy_(values)
+        missing[name] -= values.numel()
+    for name, count in missing.items():
+        if count:
+            how = "are missing" if count > 0 else "are there twice"
+            total = tensors[name].numel()
+            raise ValueError(f"{name}: {abs(count)} of its {total} elements {how}")
+    return tensors
+
+
 def save_tensors(path: Path, shards: Mapping[str, Shard]) -> None:
     """Write a rank's shards; `rlinf.workers.checkpoint.seal` brings them to the disk."""
     boxes = {name: {"shape": s.shape, "start": s.start} for name, s in shards.items()}
@@ -50,30 +81,17 @@ def save_tensors(path: Path, shards: Mapping[str, Shard]) -> None:
 
 def load_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
     """The whole tensors, on the CPU. Raises `CheckpointTorn`: unreadable, or a part is missing."""
-    tensors: dict[str, Tensor] = {}
-    missing: dict[str, int] = {}
-    for path in paths:
-        try:
-            _read(path, tensors, missing)
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise CheckpointTorn(f"{path} cannot be read: {error}") from error
-    for name, count in missing.items():
-        if count:
-            how = "are in no file" if count > 0 else "are in more than one file"
-            text = f"{name}: {abs(count)} of its {tensors[name].numel()} elements {how}"
-            raise CheckpointTorn(text)
-    return tensors
+    try:
+        return assembled(shard for path in paths for shard in _read(path))
+    except ValueError as error:
+        raise CheckpointTorn(str(error)) from error
 
 
-def _read(path: Path, tensors: dict[str, Tensor], missing: dict[str, int]) -> None:
-    with safe_open(path, "pt") as file:
-        for name, box in json.loads((file.metadata() or {})["boxes"]).items():
-            values = file.get_tensor(name)
-            if name not in tensors:
-                tensors[name] = torch.zeros(box["shape"], dtype=values.dtype)
-                missing[name] = tensors[name].numel()
-            target = tensors[name]
-            for axis, (start, size) in enumerate(zip(box["start"], values.shape, strict=True)):
-                target = target.narrow(axis, start, size)
-            target.copy_(values)
-            missing[name] -= values.numel()
+def _read(path: Path) -> Iterator[tuple[str, Shard]]:
+    try:
+        with safe_open(path, "pt") as file:
+            for name, box in json.loads((file.metadata() or {})["boxes"]).items():
+                values = file.get_tensor(name)
+                yield name, Shard(values, tuple(box["shape"]), tuple(box["start"]))
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointTorn(f"{path} cannot be read: {error}") from error

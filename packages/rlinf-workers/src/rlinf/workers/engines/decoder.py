@@ -6,6 +6,7 @@ rounding. It is there because that one spends most of a short step outside of ar
 share a prompt among its responses.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +53,10 @@ class Decoder:
     """Runs a Llama or Qwen2 `ForCausalLM` module. Has no parameters of its own.
 
     Not thread-safe. The module may be trained, loaded or moved at any time between calls.
+
+    Attributes:
+        blocks: What computes each layer, (x, cos, sin, attention) -> x; a trainer may put a
+            function around one, that computes it again when its gradient is due, say.
     """
 
     can_join = True
@@ -69,6 +74,10 @@ class Decoder:
         self._depth: int = self._body.layers[0].self_attn.head_dim
         self._epsilon: float = config.rms_norm_eps
         self._rotary: tuple[Tensor, Tensor] | None = None
+        self.blocks: list[Callable[..., Tensor]] = [
+            functools.partial(self._block, layer, number)
+            for number, layer in enumerate(self._body.layers)
+        ]
 
     @property
     def bytes_per_token(self) -> int:
@@ -163,22 +172,24 @@ class Decoder:
         """Hidden states [N, d] of tokens [N] before the last norm."""
         x: Tensor = self._body.embed_tokens(tokens)
         cos, sin = (table.index_select(0, positions)[:, None] for table in self._tables(positions))
-        for number, layer in enumerate(self._body.layers):
-            block = layer.self_attn
-            y = self._norm(layer.input_layernorm, x)
-            queries = _rotated(
-                project(block.q_proj, y).view(-1, self._heads, self._depth), cos, sin
-            )
-            keys = _rotated(
-                project(block.k_proj, y).view(-1, self._kv_heads, self._depth), cos, sin
-            )
-            values = project(block.v_proj, y).view(-1, self._kv_heads, self._depth)
-            mixed = attention(number, queries, keys, values).flatten(1)
-            x = x + project(block.o_proj, mixed)
-            y = self._norm(layer.post_attention_layernorm, x)
-            gate, up = project(layer.mlp.gate_proj, y), project(layer.mlp.up_proj, y)
-            x = x + project(layer.mlp.down_proj, functional.silu(gate) * up)
+        for block in self.blocks:
+            x = block(x, cos, sin, attention)
         return x
+
+    def _block(
+        self, layer: Any, number: int, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention
+    ) -> Tensor:
+        """One layer: hidden states [N, d] in and out."""
+        block = layer.self_attn
+        y = self._norm(layer.input_layernorm, x)
+        queries = project(block.q_proj, y).view(-1, self._heads, self._depth)
+        keys = project(block.k_proj, y).view(-1, self._kv_heads, self._depth)
+        values = project(block.v_proj, y).view(-1, self._kv_heads, self._depth)
+        mixed = attention(number, _rotated(queries, cos, sin), _rotated(keys, cos, sin), values)
+        x = x + project(block.o_proj, mixed.flatten(1))
+        y = self._norm(layer.post_attention_layernorm, x)
+        gate, up = project(layer.mlp.gate_proj, y), project(layer.mlp.up_proj, y)
+        return x + project(layer.mlp.down_proj, functional.silu(gate) * up)
 
     # Kept beyond inference mode, for training.
     @torch.inference_mode(False)

@@ -1,6 +1,6 @@
 """AdamW with warm-up and clipping over gradients that were summed and not averaged."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +38,22 @@ class OptimiserConfig:
 
 
 class Optimiser:
-    """Steps over parameters whose `.grad` holds an un-normalised sum."""
+    """Steps over parameters whose `.grad` holds an un-normalised sum.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], config: OptimiserConfig) -> None:
+    Args:
+        parameters: Those of this process.
+        config: See there.
+        norm: That of the whole gradient, where other processes hold parts of it.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        config: OptimiserConfig,
+        norm: Callable[[], Tensor] | None = None,
+    ) -> None:
         self._parameters = list(parameters)
+        self._norm = norm
         self._config = config
         self._calls = 0
         self._adam = torch.optim.AdamW(
@@ -71,10 +83,12 @@ class Optimiser:
 
     def _apply(self, weight: float) -> float:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if not gradients:
+        if not gradients and self._norm is None:
             return 0.0
         torch._foreach_div_(gradients, weight)
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm))
+        total = nn.utils.get_total_norm(gradients) if self._norm is None else self._norm()
+        nn.utils.clip_grads_with_norm_(self._parameters, self._config.clip_norm, total)
+        norm = float(total)
         if not norm < float("inf"):
             self._adam.zero_grad()
             raise NonFiniteGradient(

@@ -27,6 +27,7 @@ __all__ = [
     "cut",
     "padded",
     "per_token",
+    "pieces",
     "shaped",
     "train_rows",
 ]
@@ -221,6 +222,11 @@ def _split(groups: Sequence[TrainRows], max_tokens: int, max_outputs: int) -> It
         size = max(1, fitting)
         for start in range(0, len(tokens), size):
             yield group.part(start, start + size)
+
+
+def pieces(groups: Iterable[TrainRows], max_tokens: int) -> Iterator[TrainRows]:
+    """The groups, those with more tokens than that cut by rows; each part has a row at least."""
+    return _split(list(groups), max_tokens, max_tokens)
 
 
 def padded(parts: Sequence[npt.NDArray[np.float32]], width: int, device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES
 from rlinf.workers.engines.backbone import backbone_of
+from rlinf.workers.engines.layers import recompute_layers, select_trainable
 from rlinf.workers.engines.models import quick_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
@@ -19,8 +20,19 @@ from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.reward import ScoredGroup
 from rlinf.workers.roles.rollout import Sampling
 from rlinf.workers.roles.trainer import PartialStats, StepStats
+from rlinf.workers.team import Team
 
-__all__ = ["TorchTrainer", "TrainerConfig", "select_trainable"]
+__all__ = ["TorchTrainer", "TrainerConfig", "make"]
+
+
+def make(model: nn.Module, config: TrainerConfig, team: Team) -> "TorchTrainer":
+    """The trainer of a group of one rank. Raises `ConfigError` for more."""
+    if team.size > 1:
+        raise ConfigError(
+            f"trainer.engine=torch is one process, not {team.size}: set trainer.ranks=1, or "
+            "trainer.engine=fsdp"
+        )
+    return TorchTrainer(model, config)
 
 
 class TorchTrainer:
@@ -34,6 +46,8 @@ class TorchTrainer:
         self._config = config or TrainerConfig()
         self._model = model
         self._backbone = backbone_of(model)
+        if self._config.activation_checkpointing:
+            recompute_layers(model, self._backbone)
         self._device = next(model.parameters()).device
         self._trainable = select_trainable(model, self._config.trainable_layers)
         self._optimiser = Optimiser(self._trainable.values(), self._config.optimiser)
@@ -209,17 +223,3 @@ class TorchTrainer:
         total, parts = policy_loss(micro, batch, logprobs, self._config)
         total.backward()  # type: ignore[no-untyped-call]
         return parts
-
-
-def select_trainable(model: nn.Module, last_layers: int) -> dict[str, nn.Parameter]:
-    """Freeze all but the last layers (0: freeze nothing); the parameters left, by name."""
-    if last_layers:
-        stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-        layers = max(stacks, key=len, default=None)
-        if layers is None or len(layers) < last_layers:
-            count = 0 if layers is None else len(layers)
-            raise ConfigError(f"trainable_layers={last_layers}, but the model has {count} layers")
-        model.requires_grad_(False)
-        for layer in layers[len(layers) - last_layers :]:
-            layer.requires_grad_(True)
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}

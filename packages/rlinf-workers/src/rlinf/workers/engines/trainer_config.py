@@ -14,7 +14,20 @@ from rlinf.workers.engines.policy_batch import shaped
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.reward import ScoredGroup
 
-__all__ = ["TrainerConfig"]
+__all__ = ["Parallel", "TrainerConfig"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How many ranks share one copy of the model; copies take different samples.
+
+    Attributes:
+        tensor: Ranks that share every matrix (tensor parallelism).
+        pipeline: Ranks that share the layers (pipeline parallelism).
+    """
+
+    tensor: Count = 1
+    pipeline: Count = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,12 @@ class TrainerConfig:
             step: small batches cost several times as much a token as large ones.
         micro_batch_tokens: Bound on the tokens that go through the model at once.
         micro_batch_logits: Bound on the logits (predicted tokens times vocabulary) at once.
+        engine: torch: one process. fsdp: every parameter in slices, one a rank. megatron: layers
+            and matrices split among ranks. Or the name of a plug-in.
+        ranks: Workers of the trainer, a process each.
+        parallel: How megatron splits the model among them.
+        activation_checkpointing: Compute each layer again for its gradient in place of keeping what
+            is in it: less memory, about a third more work.
     """
 
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
@@ -71,6 +90,10 @@ class TrainerConfig:
     min_batch_tokens: Natural = 1024
     micro_batch_tokens: Count = 16384
     micro_batch_logits: Count = 1 << 26
+    engine: str = "torch"
+    ranks: Count = 1
+    parallel: Parallel = field(default_factory=Parallel)
+    activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if self.importance_cap is not None and self.old_logprobs != "trainer":

@@ -1,0 +1,241 @@
+"""Where the tensors of a megatron-core GPT model lie in a transformers Llama, Qwen2 or Qwen3.
+
+Pure arithmetic: a table of what each tensor is made of, and the cut of each kind. Megatron keeps
+queries, keys and values of a key head together, and the two input matrices of the MLP; tensor
+parallelism gives each rank whole key heads, and equal parts of the MLP and of the vocabulary (padded
+to make them equal).
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rlinf.workers.engines.layout import Piece
+from rlinf.workers.errors import ConfigError
+
+__all__ = ["Place", "Shape", "padded_vocabulary", "pieces_of", "shape_of"]
+
+KINDS = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+INNER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes that megatron needs to know of a model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    key_heads: int
+    depth: int
+    inner: int
+    vocabulary: int
+    epsilon: float
+    rope_base: float
+    qkv_bias: bool
+    qk_norm: bool
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which part of the model a rank has.
+
+    Attributes:
+        tensor: Rank and number of those that share each matrix.
+        pipeline: Rank and number of those that share the layers.
+        first_copy: It is in the first of the copies that take different samples.
+    """
+
+    tensor: tuple[int, int]
+    pipeline: tuple[int, int]
+    first_copy: bool = True
+
+
+def shape_of(model: Any, tensor: int, pipeline: int) -> Shape:
+    """Of a transformers model. Raises `ConfigError`: megatron cannot have it, or not cut so."""
+    kind, config = type(model).__name__, model.config
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    sizes = Shape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+        depth=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        inner=config.intermediate_size,
+        vocabulary=int(model.get_output_embeddings().weight.shape[0]),
+        epsilon=config.rms_norm_eps,
+        rope_base=float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)),
+        qkv_bias=kind == "Qwen2ForCausalLM" or bool(getattr(config, "attention_bias", False)),
+        qk_norm=kind == "Qwen3ForCausalLM",
+        tied=bool(config.tie_word_embeddings),
+    )
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    reasons = {
+        f"{kind} is none of {', '.join(sorted(KINDS))}": kind not in KINDS,
+        f"its activation is {config.hidden_act}": config.hidden_act != "silu",
+        f"its layers are of the kinds {sorted(layer_types)}": layer_types != {"full_attention"},
+        f"its rotary embedding is {rope.get('rope_type')}": rope.get("rope_type", "default")
+        != "default",
+        "its output projection has a bias": kind != "Qwen2ForCausalLM" and sizes.qkv_bias,
+        f"{sizes.layers} layers are not shared equally by {pipeline} ranks": sizes.layers % pipeline
+        != 0,
+        f"{sizes.key_heads} key heads are not shared equally by {tensor} ranks": sizes.key_heads
+        % tensor
+        != 0,
+        f"{sizes.inner} inner sizes are not shared equally by {tensor} ranks": sizes.inner % tensor
+        != 0,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"trainer.engine=megatron cannot train this model: {reason}")
+    return sizes
+
+
+def padded_vocabulary(vocabulary: int, ranks: int) -> int:
+    """The next size that so many ranks share equally."""
+    return -(-vocabulary // ranks) * ranks
+
+
+def pieces_of(names: Iterable[str], shape: Shape, place: Place) -> list[Piece]:
+    """What the tensors of a rank, by megatron's names, are parts of."""
+    before = place.pipeline[0] * (shape.layers // place.pipeline[1])
+    found: list[Piece] = []
+    for name in names:
+        inner = INNER.fullmatch(name)
+        if inner is None:
+            found += _outer(name, shape, place)
+            continue
+        prefix = f"model.layers.{before + int(inner[1])}"
+        module, _, kind = inner[2].rpartition(".")
+        for target, cut in _inner(module, shape):
+            found.append(cut(name, f"{prefix}.{target}.{kind}", shape, place))
+    return found
+
+
+Cut = Callable[[str, str, Shape, Place], Piece]
+
+
+def _inner(module: str, shape: Shape) -> Iterator[tuple[str, Cut]]:
+    """What a module of a layer is made of: transformers' names of it, and the cut of each."""
+    plain = {
+        "input_layernorm": ("input_layernorm", _replicated(shape.hidden)),
+        "pre_mlp_layernorm": ("post_attention_layernorm", _replicated(shape.hidden)),
+        "self_attention.q_layernorm": ("self_attn.q_norm", _replicated(shape.depth)),
+        "self_attention.k_layernorm": ("self_attn.k_norm", _replicated(shape.depth)),
+        "self_attention.linear_proj": (
+            "self_attn.o_proj",
+            _columns(shape.hidden, shape.heads * shape.depth),
+        ),
+        "mlp.linear_fc2": ("mlp.down_proj", _columns(shape.hidden, shape.inner)),
+    }
+    if module in plain:
+        yield plain[module]
+    elif module == "self_attention.linear_qkv":
+        group = shape.heads // shape.key_heads
+        for target, slots in (
+            ("q_proj", slice(0, group)),
+            ("k_proj", slice(group, group + 1)),
+            ("v_proj", slice(group + 1, group + 2)),
+        ):
+            yield f"self_attn.{target}", functools.partial(_heads, slots)
+    elif module == "mlp.linear_fc1":
+        for number, target in enumerate(("gate_proj", "up_proj")):
+            yield f"mlp.{target}", functools.partial(_half, number)
+    else:
+        raise ValueError(f"megatron has a module {module} that is not known here")
+
+
+def _outer(name: str, shape: Shape, place: Place) -> list[Piece]:
+    if name == "decoder.final_layernorm.weight":
+        return [_replicated(shape.hidden)(name, "model.norm.weight", shape, place)]
+    target = "model.embed_tokens.weight"
+    twin = False
+    if name == "output_layer.weight":
+        # With one stage a tied output layer has no weight of its own.
+        twin = shape.tied
+        target = target if shape.tied else "lm_head.weight"
+    elif name != "embedding.word_embeddings.weight":
+        raise ValueError(f"megatron has a tensor {name} that is not known here")
+    rank, count = place.tensor
+    share = padded_vocabulary(shape.vocabulary, count) // count
+    start = min(rank * share, shape.vocabulary)
+    size = min(share, shape.vocabulary - start)
+    return [
+        Piece(
+            name,
+            target,
+            (shape.vocabulary, shape.hidden),
+            (start, 0),
+            (size, shape.hidden),
+            lambda tensor: tensor[:size],
+            place.first_copy and not twin,
+        )
+    ]
+
+
+def _replicated(size: int) -> Cut:
+    def cut(name: str, whole: str, _: Shape, place: Place) -> Piece:
+        owned = place.first_copy and place.tensor[0] == 0
+        return Piece(name, whole, (size,), (0,), (size,), lambda tensor: tensor, owned)
+
+    return cut
+
+
+def _columns(rows: int, columns: int) -> Cut:
+    def cut(name: str, whole: str, _: Shape, place: Place) -> Piece:
+        rank, count = place.tensor
+        share = columns // count
+        start, size = (0, rank * share), (rows, share)
+        return Piece(
+            name, whole, (rows, columns), start, size, lambda tensor: tensor, place.first_copy
+        )
+
+    return cut
+
+
+def _heads(slots: slice, name: str, whole: str, shape: Shape, place: Place) -> Piece:
+    """Those of the query, key and value heads of each key head that are in `slots`."""
+    rank, count = place.tensor
+    groups, slots_in_group = shape.key_heads // count, shape.heads // shape.key_heads + 2
+    own = groups * (slots.stop - slots.start) * shape.depth
+    rest = () if whole.endswith("bias") else (shape.hidden,)
+
+    def take(tensor: Tensor) -> Tensor:
+        return tensor.view(groups, slots_in_group, shape.depth, *rest)[:, slots]
+
+    return _rows(name, whole, own, rest, (rank, count, take, place.first_copy))
+
+
+def _half(number: int, name: str, whole: str, shape: Shape, place: Place) -> Piece:
+    """The first or the second of two matrices that lie one after the other."""
+    rank, count = place.tensor
+    own = shape.inner // count
+
+    def take(tensor: Tensor) -> Tensor:
+        return tensor.view(2, own, shape.hidden)[number]
+
+    return _rows(name, whole, own, (shape.hidden,), (rank, count, take, place.first_copy))
+
+
+def _rows(
+    name: str,
+    whole: str,
+    own: int,
+    rest: Sequence[int],
+    place: tuple[int, int, Callable[[Tensor], Tensor], bool],
+) -> Piece:
+    rank, count, take, owned = place
+    return Piece(
+        name,
+        whole,
+        (own * count, *rest),
+        (rank * own, *(0 for _ in rest)),
+        (own, *rest),
+        take,
+        owned,
+    )

@@ -31,13 +31,11 @@ def train(config: RlhfConfig) -> None:
         Run(folder) as run,
         Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
     ):
-        trainer = Actor.group(
-            cluster,
-            config.model_spec(),
-            config.trainer_config(),
-            count=config.trainer.ranks,
-            name="trainer",
-        ).launch()
+        learning = config.trainer_config()
+        actor = Actor.group(
+            cluster, config.model_spec(), learning, count=learning.ranks, name="trainer"
+        )
+        trainer = actor.launch()
         rollout = RolloutWorker.group(
             cluster, config.model_spec(sizes.dtype), sizes.engine, "trainer/0", name="rollout"
         ).launch()
@@ -80,9 +78,8 @@ def train(config: RlhfConfig) -> None:
                 if config.eval.every and step % config.eval.every == 0:
                     [version, *_] = trainer.publish().result(None)
                     rollout.load_weights(version).result(None)
-                    metrics["eval_reward"] = evaluate(
-                        cluster, (rollout, reward), task, config, step
-                    )
+                    rewards = evaluate(cluster, (rollout, reward), task, config, step)
+                    metrics["eval_reward"] = rewards
                 run.record(step, metrics)
         run.finish()
 

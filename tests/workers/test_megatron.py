@@ -5,11 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from rlinf.workers.algorithms.losses import Normalisation
-from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
 from rlinf.workers.engines.trainer_config import Parallel
-from rlinf.workers.errors import ConfigError
-from rlinf.workers.team import Team
 from tests.workers.ranks import Ranks
 from tests.workers.test_fsdp import (
     CONFIG,
@@ -17,11 +13,8 @@ from tests.workers.test_fsdp import (
     VOCABULARY,
     alone,
     assert_same,
-    gpt2,
-    read,
     tiny,
     train,
-    write,
 )
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -86,6 +79,8 @@ def two():
 def test_two_ranks_step_as_one_process_does(two, way, name):
     config = dataclasses.replace(CONFIG, parallel=WAYS[way], micro_batch_tokens=100)
     results = two.run(train_together, config, STEPS, name)
-    assert_same(results[0], alone(CONFIG, STEPS, MODELS[name]))
+    assert_same(
+        results[0], alone(CONFIG, STEPS, MODELS[name]), 1e-6
+    )  # rotary angles are in float32
     assert results[1][0] == results[0][0], "every rank knows what the step was"
     assert results[1][1] == {}, "rank 0 alone has the whole weights"

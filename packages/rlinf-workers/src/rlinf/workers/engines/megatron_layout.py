@@ -2,8 +2,8 @@
 
 Pure arithmetic: a table of what each tensor is made of, and the cut of each kind. Megatron keeps
 queries, keys and values of a key head together, and the two input matrices of the MLP; tensor
-parallelism gives each rank whole key heads, and equal parts of the MLP and of the vocabulary (padded
-to make them equal).
+parallelism gives each rank whole key heads, and equal parts of the MLP and of the vocabulary, which
+is padded for that.
 """
 
 import functools
@@ -59,8 +59,20 @@ class Place:
 def shape_of(model: Any, tensor: int, pipeline: int) -> Shape:
     """Of a transformers model. Raises `ConfigError`: megatron cannot have it, or not cut so."""
     kind, config = type(model).__name__, model.config
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    sizes = Shape(
+    if kind not in KINDS:
+        raise _refusal(f"{kind} is none of {', '.join(sorted(KINDS))}")
+    rope: Any = config.rope_parameters
+    bias = bool(getattr(config, "attention_bias", False))
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if config.hidden_act != "silu":
+        raise _refusal(f"its activation is {config.hidden_act}")
+    if layer_types != {"full_attention"}:
+        raise _refusal(f"its layers are of the kinds {sorted(layer_types)}")
+    if rope["rope_type"] != "default":
+        raise _refusal(f"its rotary embedding is {rope['rope_type']}")
+    if bias or getattr(config, "mlp_bias", False):
+        raise _refusal("its projections have biases")
+    shape = Shape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
@@ -69,31 +81,23 @@ def shape_of(model: Any, tensor: int, pipeline: int) -> Shape:
         inner=config.intermediate_size,
         vocabulary=int(model.get_output_embeddings().weight.shape[0]),
         epsilon=config.rms_norm_eps,
-        rope_base=float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)),
-        qkv_bias=kind == "Qwen2ForCausalLM" or bool(getattr(config, "attention_bias", False)),
+        rope_base=float(rope["rope_theta"]),
+        qkv_bias=kind == "Qwen2ForCausalLM",
         qk_norm=kind == "Qwen3ForCausalLM",
         tied=bool(config.tie_word_embeddings),
     )
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    reasons = {
-        f"{kind} is none of {', '.join(sorted(KINDS))}": kind not in KINDS,
-        f"its activation is {config.hidden_act}": config.hidden_act != "silu",
-        f"its layers are of the kinds {sorted(layer_types)}": layer_types != {"full_attention"},
-        f"its rotary embedding is {rope.get('rope_type')}": rope.get("rope_type", "default")
-        != "default",
-        "its output projection has a bias": kind != "Qwen2ForCausalLM" and sizes.qkv_bias,
-        f"{sizes.layers} layers are not shared equally by {pipeline} ranks": sizes.layers % pipeline
-        != 0,
-        f"{sizes.key_heads} key heads are not shared equally by {tensor} ranks": sizes.key_heads
-        % tensor
-        != 0,
-        f"{sizes.inner} inner sizes are not shared equally by {tensor} ranks": sizes.inner % tensor
-        != 0,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(f"trainer.engine=megatron cannot train this model: {reason}")
-    return sizes
+    for size, what, ranks in (
+        (shape.layers, "layers", pipeline),
+        (shape.key_heads, "key heads", tensor),
+        (shape.inner, "numbers inside the MLP", tensor),
+    ):
+        if size % ranks:
+            raise _refusal(f"its {size} {what} cannot be shared equally by {ranks} ranks")
+    return shape
+
+
+def _refusal(reason: str) -> ConfigError:
+    return ConfigError(f"trainer.engine=megatron cannot train this model: {reason}")
 
 
 def padded_vocabulary(vocabulary: int, ranks: int) -> int:

@@ -130,7 +130,9 @@ def _attention_class() -> type:
     class CausalAttention(base):  # type: ignore[misc]
         """Causal attention by torch: queries [s, b, H, D], keys and values [s, b, Hk, D]."""
 
-        def __init__(self, config: Any, *_: object, softmax_scale: Any = None, **__: object):
+        def __init__(
+            self, config: Any, *_: object, softmax_scale: Any = None, **__: object
+        ) -> None:
             super().__init__(config=config)
             self.scale = softmax_scale
 
@@ -138,9 +140,14 @@ def _attention_class() -> type:
             self, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
         ) -> Tensor:
             """[s, b, H D]. Rows are padded at their end, so that causality is the only mask."""
-            rows = [x.permute(1, 2, 0, 3) for x in (query, key, value)]
+            queries, keys, values = (x.permute(1, 2, 0, 3) for x in (query, key, value))
             mixed = functional.scaled_dot_product_attention(
-                *rows, is_causal=True, scale=self.scale, enable_gqa=query.size(2) != key.size(2)
+                queries,
+                keys,
+                values,
+                is_causal=True,
+                scale=self.scale,
+                enable_gqa=query.size(2) != key.size(2),
             )
             return mixed.permute(2, 0, 1, 3).flatten(2)
 

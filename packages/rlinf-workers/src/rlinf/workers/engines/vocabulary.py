@@ -42,7 +42,7 @@ class _SplitLogprobs(torch.autograd.Function):
         return picked - total.log()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         probabilities, own, here = ctx.saved_tensors
         found = -probabilities * grad[:, None]
         found.scatter_add_(1, own[:, None], torch.where(here, grad, 0)[:, None])

@@ -79,8 +79,8 @@ def two():
 def test_two_ranks_step_as_one_process_does(two, way, name):
     config = dataclasses.replace(CONFIG, parallel=WAYS[way], micro_batch_tokens=100)
     results = two.run(train_together, config, STEPS, name)
-    assert_same(
-        results[0], alone(CONFIG, STEPS, MODELS[name]), 1e-6
-    )  # rotary angles are in float32
+    # Rotary angles are in float32, and so are the norms inside of transformers' own Qwen3.
+    tolerance = 1e-4 if name == "qwen3" else 1e-6
+    assert_same(results[0], alone(CONFIG, STEPS, MODELS[name]), tolerance)
     assert results[1][0] == results[0][0], "every rank knows what the step was"
     assert results[1][1] == {}, "rank 0 alone has the whole weights"

@@ -58,7 +58,7 @@ class MegatronModel:
         source = next(model.parameters())
         self._device = source.device
         with on_this_machine():
-            self._module = build(self._shape, source.dtype, tensor, pipeline).to(source.device)
+            self._module = build(self._shape, source.dtype, tensor, pipeline).to(source)
         self._module.eval()
         place = Place(
             (state.get_tensor_model_parallel_rank(), tensor),

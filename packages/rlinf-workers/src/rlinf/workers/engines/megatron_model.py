@@ -36,18 +36,22 @@ def core(name: str) -> Any:
 
 @contextlib.contextmanager
 def on_this_machine() -> Iterator[None]:
-    """Where there is no GPU, let those who ask torch for the current one have the CPU."""
+    """Where there is no GPU, let those who ask torch for the current one have the CPU.
+
+    Of the whole process, so only while megatron runs: a trainer's worker does nothing beside it.
+    """
     if torch.cuda.is_available():
         yield
         return
-    asked = torch.cuda.current_device
+    asked, waited = torch.cuda.current_device, torch.cuda.synchronize
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda *_: None
     try:
         with _Cpu(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch.cuda.current_device = asked
+        torch.cuda.current_device, torch.cuda.synchronize = asked, waited
 
 
 class _Cpu(TorchFunctionMode):
@@ -113,6 +117,7 @@ def _config(shape: Shape, dtype: torch.dtype, tensor: int, pipeline: int) -> Any
         params_dtype=dtype,
         pipeline_dtype=dtype,
         variable_seq_lengths=pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # the default one refuses variable lengths, unused
         # Losses are sums; nobody is to divide them.
         calculate_per_token_loss=True,
         use_cpu_initialization=True,

@@ -155,7 +155,8 @@ def supervised(team):
         (rng.integers(3, 20, 4).astype(np.int32), rng.integers(3, 20, n).astype(np.int32))
         for n in (1, 2, 5, 3, 4)
     ]
-    losses = [engine.sft_step(pairs, OptimiserConfig()) for _ in range(3)]
+    written = [rng.random(len(response)) < 0.7 for _, response in pairs]
+    losses = [engine.sft_step(pairs, OptimiserConfig(), told) for told in (None, written, None)]
     return losses, {name: value.clone() for name, value in engine.state().items()}
 
 

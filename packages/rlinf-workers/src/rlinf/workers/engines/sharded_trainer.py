@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -151,7 +153,12 @@ class ShardedTrainer:
         self._version += stepped
         return StepStats(self._version, stepped, lr, norm, parts)
 
-    def sft_step(self, pairs: Sequence[Pair], config: OptimiserConfig) -> float:
+    def sft_step(
+        self,
+        pairs: Sequence[Pair],
+        config: OptimiserConfig,
+        written: Sequence[npt.NDArray[np.bool_]] | None = None,
+    ) -> float:
         """See `TorchTrainer.sft_step`; every rank is given all pairs."""
         if self._held or self._given:
             raise ValueError("finish the policy step before taking a supervised one")
@@ -159,20 +166,26 @@ class ShardedTrainer:
             self._supervised = self._make_optimiser(config)
         share, count = self._model.data
         rows = supervised_rows(pairs)
-        own = partition([len(prompt) + tokens.size for prompt, tokens, _ in rows], count)[share]
-        longest = max(len(prompt) + tokens.size for prompt, tokens, _ in rows)
-        size = max(1, self._config.micro_batch_tokens // longest)
+        masks = written or [np.ones(len(response), bool) for _, response in pairs]
+        sizes = [len(prompt) + tokens.size for prompt, tokens, _ in rows]
+        own = partition(sizes, count)[share]
+        size = max(1, self._config.micro_batch_tokens // max(sizes))
         losses: list[float] = []
 
-        def loss(_: PrefixBatch, logprobs: Tensor) -> Tensor:
-            total = -logprobs.sum()
-            losses.append(float(total.detach()))
-            return total
+        def loss_of(chosen: Sequence[int]) -> Callable[[PrefixBatch, Tensor], Tensor]:
+            counts = torch.from_numpy(np.concatenate([masks[i] for i in chosen]))
+
+            def loss(_: PrefixBatch, logprobs: Tensor) -> Tensor:
+                total = -logprobs[counts.to(logprobs.device)].sum()
+                losses.append(float(total.detach()))
+                return total
+
+            return loss
 
         cuts = [own[start : start + size] for start in range(0, len(own), size)]
-        self._model.run([Micro([rows[i] for i in chosen], Sampling(), loss) for chosen in cuts])
+        self._model.run([Micro([rows[i] for i in c], Sampling(), loss_of(c)) for c in cuts])
         total = sum(self._team.gather(sum(losses) if self._model.reports else 0.0))
-        tokens = sum(len(response) for _, response in pairs)
+        tokens = sum(int(mask.sum()) for mask in masks)
         self._supervised.step(float(tokens))
         return total / tokens
 

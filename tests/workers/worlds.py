@@ -126,3 +126,46 @@ def broken(id):
     with contextlib.suppress(ValueError):
         raise ValueError
     raise RuntimeError("no such world")
+
+
+class Painter:
+    """Shows a picture that is dark or bright: reward 1 for an action of the same sign, else -1."""
+
+    spaces = Spaces(
+        {
+            "image": Field((16, 16, 3), "uint8"),
+            "state": Field((1,)),
+            "instruction": Field((16,), "int32"),
+        },
+        (-1.0, -1.0),
+        (1.0, 1.0),
+    )
+
+    def reset(self, seed):
+        self._rng = np.random.default_rng(seed)
+        self._t = 0
+        self._bright = bool(self._rng.integers(2))
+        return self._show()
+
+    def _show(self):
+        image = np.full((16, 16, 3), 220 if self._bright else 30, np.uint8)
+        return {
+            "image": image,
+            "state": np.zeros(1, np.float32),
+            "instruction": np.arange(16, dtype=np.int32),
+        }
+
+    def step(self, action):
+        self._t += 1
+        right = (action > 0) == self._bright
+        return Outcome(self._show(), float(2 * right.mean() - 1), False, self._t >= 6)
+
+    def render(self):
+        return self._show()["image"]
+
+    def close(self):
+        pass
+
+
+def painter(id):
+    return Painter()

@@ -1,0 +1,152 @@
+"""A vision-language-action policy of any size: one forward for tokens, log-probs and the value.
+
+    [value] [patch ...] [word ...] [state] [action token ...]  ->  transformer
+
+Every token of the action chunk is a place of its own whose answer is a distribution over bins, all
+in parallel, as in OpenVLA-OFT (Kim et al. 2025, arXiv:2502.19645, section 4); the answer of the
+first place is the value of what is shown.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlinf.workers.bounds import Count
+from rlinf.workers.engines.action_tokens import evaluate_tokens, sample_tokens, token_values
+from rlinf.workers.engines.torch_actor import TorchActor
+from rlinf.workers.errors import ConfigError
+from rlinf.workers.roles.policy import Evaluation
+from rlinf.workers.roles.simulator import Field, Spaces
+
+__all__ = ["VlaPolicy", "VlaSizes"]
+
+
+@dataclass(frozen=True, slots=True)
+class VlaSizes:
+    """Of a `VlaPolicy`.
+
+    Attributes:
+        width: Of the transformer.
+        layers: Its depth.
+        heads: Its attention heads.
+        patch: Edge of an image patch, which divides height and width.
+        words: Ids of an instruction are below this; 0 pads.
+        bins: Values of each number of an action.
+        chunk: Actions of a decision.
+    """
+
+    width: Count = 64
+    layers: Count = 2
+    heads: Count = 4
+    patch: Count = 16
+    words: Count = 1024
+    bins: Count = 16
+    chunk: Count = 4
+
+
+class VlaPolicy(nn.Module):
+    """A `Policy` over `image`, `instruction` and `state`; at least `image` or `state` is shown."""
+
+    values_of_tokens: Tensor
+
+    def __init__(self, sizes: VlaSizes, spaces: Spaces, seed: int = 0) -> None:
+        super().__init__()
+        shown = spaces.observation
+        if not {"image", "state"} & set(shown):
+            raise ConfigError(f"policy.name=vla needs an image or a state, not {', '.join(shown)}")
+        self.sizes, self._action_size = sizes, spaces.action_size
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._build(sizes, spaces)
+        tokens = token_values(spaces.low, spaces.high, sizes.bins)
+        self.register_buffer("values_of_tokens", tokens, persistent=False)
+
+    def _build(self, sizes: VlaSizes, spaces: Spaces) -> None:
+        width, shown, places = sizes.width, spaces.observation, 1
+        if "image" in shown:
+            self.vision = Vision(shown["image"], sizes.patch, width)
+            places += self.vision.patches
+        if "instruction" in shown:
+            self.words = nn.Embedding(sizes.words, width, padding_idx=0)
+            places += shown["instruction"].shape[0]
+        if "state" in shown:
+            self.state = nn.Linear(shown["state"].shape[0], width)
+            places += 1
+        self._tokens = sizes.chunk * self._action_size
+        self.begin = nn.Parameter(torch.zeros(1, 1, width))
+        self.ask = nn.Parameter(0.02 * torch.randn(1, self._tokens, width))
+        self.place = nn.Parameter(0.02 * torch.randn(1, places + self._tokens, width))
+        layer = nn.TransformerEncoderLayer(
+            width, sizes.heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.trunk = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        self.head, self.value_head = nn.Linear(width, sizes.bins), nn.Linear(width, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.value_head.weight)
+
+    def forward(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits [B, C, A, bins] and values [B]."""
+        count = len(next(iter(observations.values())))
+        parts = [self.begin.expand(count, -1, -1)]
+        if "image" in observations:
+            parts.append(self.vision(observations["image"]))
+        if "instruction" in observations:
+            parts.append(self.words(observations["instruction"].long()))
+        if "state" in observations:
+            parts.append(self.state(observations["state"])[:, None])
+        seen = torch.cat([*parts, self.ask.expand(count, -1, -1)], 1) + self.place
+        hidden = self.norm(self.trunk(seen))
+        logits = self.head(hidden[:, -self._tokens :])
+        shape = (count, self.sizes.chunk, self._action_size, self.sizes.bins)
+        return logits.view(shape), self.value_head(hidden[:, 0])[:, 0]
+
+    def draw(
+        self, observations: Mapping[str, Tensor], noise: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Draws`."""
+        tokens, logprobs = sample_tokens(self(observations)[0], noise)
+        return tokens.short(), self.actions(tokens), logprobs
+
+    def actions(self, tokens: Tensor) -> Tensor:
+        """What tokens [B, C, A] mean, float32 of the same shape."""
+        table = self.values_of_tokens.expand(*tokens.shape[:2], -1, -1)
+        return table.gather(-1, tokens[..., None])[..., 0]
+
+    def tokens(self, actions: Tensor) -> Tensor:
+        """The nearest tokens of actions [B, C, A]: what demonstrations are imitated by."""
+        return (actions[..., None] - self.values_of_tokens).abs().argmin(-1)
+
+    def evaluate(self, observations: Mapping[str, Tensor], choices: Tensor) -> Evaluation:
+        """See `Policy`."""
+        logits, values = self(observations)
+        return Evaluation(*evaluate_tokens(logits, choices), values)
+
+    def values(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """See `Policy`."""
+        found: Tensor = self(observations)[1]
+        return found
+
+    def actor(self) -> TorchActor:
+        """See `Policy`."""
+        return TorchActor(self, Field((self.sizes.chunk, self._action_size), "int16"))
+
+
+class Vision(nn.Module):
+    """Pictures uint8 [B, H, W, 3] -> one vector a patch, [B, patches, width]."""
+
+    def __init__(self, image: Field, patch: int, width: int) -> None:
+        super().__init__()
+        height, wide, channels = image.shape
+        if height % patch or wide % patch:
+            raise ConfigError(f"policy.vla.patch={patch} does not divide pictures of {image.shape}")
+        self.patches = (height // patch) * (wide // patch)
+        self.embed = nn.Conv2d(channels, width, patch, patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """See the class."""
+        scaled = images.movedim(-1, 1).float() / 127.5 - 1
+        found: Tensor = self.embed(scaled).flatten(2).mT
+        return found

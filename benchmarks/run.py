@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SUPPORT = ("harness", "ours", "queues", "rivals", "run")
+SUPPORT = ("harness", "ours", "pixels", "queues", "rivals", "run")
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ hatch run embodied                          # ManiSkill: a cart learns to balanc
 hatch run embodied env=inverted_pendulum    # MuJoCo; or reacher, pushcube
 hatch run embodied env=reacher env.parallelism=32
 hatch run embodied algorithm=grpo           # whole episodes, in groups that begin alike
+hatch run libero:main env=libero_object     # pictures and an instruction; imitates first
 hatch run embodied plan=auto                # profiles itself and finds the best plan
 hatch run embodied launcher=inline          # the same program in one process, for pdb
 """
@@ -45,7 +46,13 @@ def train(config: EmbodiedConfig) -> None:
         checkpoints = Checkpoints(
             folder / "checkpoints", config.checkpoint, origin, lambda: described(config, run.plan)
         )
-        recovery = Recovery(cluster, [trainer], checkpoints, journal=run)
+
+        def begin() -> None:
+            if config.imitation.episodes:
+                run.say("imitating demonstrations")
+                trainer.warm_up(world, config.imitation, config.seed).result(None)
+
+        recovery = Recovery(cluster, [trainer], checkpoints, begin, run)
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
                 [version] = trainer.publish().result(None)

@@ -10,6 +10,7 @@ from rlinf.workers import ClusterConfig, PlanningConfig
 from rlinf.workers.bounds import Count, Natural, Positive
 from rlinf.workers.checkpoint import CheckpointConfig
 from rlinf.workers.course import Choice
+from rlinf.workers.engines.imitation import ImitationConfig
 from rlinf.workers.engines.policies import PolicySpec, build_policy
 from rlinf.workers.engines.policy_trainer import PolicyTrainerConfig
 from rlinf.workers.engines.simulation.fleet import SimulatorConfig
@@ -96,6 +97,7 @@ class EmbodiedConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     resume: bool | Path = False
     policy: PolicySpec = field(default_factory=PolicySpec)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
     trainer: PolicyTrainerConfig = field(default_factory=PolicyTrainerConfig)
     film: FilmConfig = field(default_factory=FilmConfig)
     scheduling: PlanningConfig = field(default_factory=PlanningConfig)

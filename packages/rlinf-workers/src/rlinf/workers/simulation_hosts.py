@@ -8,7 +8,7 @@ Weights go from the trainer to the simulators as `rlinf.workers.weights` says.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlinf.workers.hosts import PublisherWorker
 from rlinf.workers.roles.simulator import CollectRequest, Trajectory
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from rlinf.workers.engines.imitation import ImitationConfig
     from rlinf.workers.engines.policy_trainer import (
         PolicyStats,
         PolicyTrainer,
@@ -146,6 +147,14 @@ class PolicyTrainerWorker(PublisherWorker):
         from rlinf.workers.engines.policy_trainer import PolicyTrainer
 
         self._engine = PolicyTrainer(self._make_policy(self._spaces), self._config)
+
+    def warm_up(self, spec: "EnvironmentSpec", config: "ImitationConfig", seed: int) -> float:
+        """Imitate the environment's script; the mean log-prob of its tokens at the end."""
+        from rlinf.workers.engines.imitation import collect_demonstrations, imitate
+
+        policy: Any = self._engine.policy
+        shown = collect_demonstrations(spec, config)
+        return imitate(policy, shown, policy.actor().chunk, config, seed)
 
     @stage(finish="finish_step")
     def train(self, trajectories: Sequence[Trajectory]) -> int:

@@ -72,7 +72,11 @@ class VlaPolicy(nn.Module):
             self.words = nn.Embedding(sizes.words, width, padding_idx=0)
             places += shown["instruction"].shape[0]
         if "state" in shown:
-            self.state = nn.Linear(shown["state"].shape[0], width)
+            count = shown["state"].shape[0]
+            self.state = nn.Sequential(nn.Linear(count, width), nn.GELU(), nn.Linear(width, width))
+            # Parameters, though nothing learns them: they travel with the weights.
+            self.state_mean = nn.Parameter(torch.zeros(count), requires_grad=False)
+            self.state_std = nn.Parameter(torch.ones(count), requires_grad=False)
             places += 1
         self._tokens = sizes.chunk * self._action_size
         self.begin = nn.Parameter(torch.zeros(1, 1, width))
@@ -96,7 +100,8 @@ class VlaPolicy(nn.Module):
         if "instruction" in observations:
             parts.append(self.words(observations["instruction"].long()))
         if "state" in observations:
-            parts.append(self.state(observations["state"])[:, None])
+            scaled = (observations["state"] - self.state_mean) / self.state_std
+            parts.append(self.state(scaled)[:, None])
         seen = torch.cat([*parts, self.ask.expand(count, -1, -1)], 1) + self.place
         hidden = self.norm(self.trunk(seen))
         logits = self.head(hidden[:, -self._tokens :])
@@ -118,6 +123,12 @@ class VlaPolicy(nn.Module):
     def tokens(self, actions: Tensor) -> Tensor:
         """The nearest tokens of actions [B, C, A]: what demonstrations are imitated by."""
         return (actions[..., None] - self.values_of_tokens).abs().argmin(-1)
+
+    def fit(self, observations: Mapping[str, Tensor]) -> None:
+        """See `Imitates`."""
+        if "state" in observations:
+            self.state_mean.copy_(observations["state"].mean(0))
+            self.state_std.copy_(observations["state"].std(0).clamp(min=1e-3))
 
     def evaluate(self, observations: Mapping[str, Tensor], choices: Tensor) -> Evaluation:
         """See `Policy`."""

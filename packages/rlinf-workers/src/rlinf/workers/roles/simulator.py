@@ -18,6 +18,7 @@ __all__ = [
     "Actor",
     "CollectRequest",
     "Decision",
+    "Demonstration",
     "Environment",
     "Episode",
     "Field",
@@ -134,6 +135,21 @@ class Actor(Protocol):
 
     def load(self, weights: FloatArray) -> None:
         """Act with these weights, the inverse of `weights`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demonstration:
+    """An episode in which the environment's own script acted.
+
+    Attributes:
+        observations: By name, [N, ...].
+        actions: What the script wanted then, float32 [N, A].
+        success: Whether it got there.
+    """
+
+    observations: Mapping[str, Array]
+    actions: FloatArray
+    success: bool
 
 
 @dataclass(frozen=True, slots=True)

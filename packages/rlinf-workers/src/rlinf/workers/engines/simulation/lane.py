@@ -20,9 +20,9 @@ from rlinf.workers.engines.simulation.memory import Memory
 from rlinf.workers.engines.simulation.process import COMMAND, DONE, LENGTH, Opening
 from rlinf.workers.environments import EnvironmentSpec
 from rlinf.workers.errors import WorkerError
-from rlinf.workers.roles.simulator import Actor, Spaces
+from rlinf.workers.roles.simulator import Actor, Demonstration, Spaces
 
-__all__ = ["EnvironmentLost", "Lane", "Patience", "film", "find_spaces"]
+__all__ = ["EnvironmentLost", "Lane", "Patience", "demonstrate", "film", "find_spaces"]
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +188,18 @@ def film(
         Opening(tuple(sys.path), spec, seed=seed, actor=actor, film=steps), timeout_s
     )
     return frames
+
+
+def demonstrate(
+    spec: EnvironmentSpec, seed: int, steps: int, noise: float, timeout_s: float
+) -> Demonstration:
+    """An episode of the environment's own script, in a process of its own.
+
+    Raises `EnvironmentLost`: there is none, and why.
+    """
+    opening = Opening(tuple(sys.path), spec, seed=seed, demonstrate=steps, noise=noise)
+    shown: Demonstration = _ask(opening, timeout_s)
+    return shown
 
 
 def _ask(opening: Opening, timeout_s: float) -> Any:

@@ -12,13 +12,23 @@ import pickle
 import struct
 import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from rlinf.workers.engines.simulation.memory import Memory, Sizes
 from rlinf.workers.engines.simulation.seeds import episode_seed
 from rlinf.workers.environments import EnvironmentSpec, make_environment
-from rlinf.workers.roles.simulator import Actor, Array, Environment, Observation, Spaces
+from rlinf.workers.errors import ConfigError
+from rlinf.workers.roles.simulator import (
+    Actor,
+    Array,
+    Demonstration,
+    Environment,
+    FloatArray,
+    Observation,
+    Spaces,
+)
 
 __all__ = ["ACT", "BEGIN", "COMMAND", "DONE", "STEP", "Opening", "main"]
 
@@ -42,6 +52,8 @@ class Opening:
         descriptor: Of the memory, inherited.
         actor: Acts here, if it is light.
         film: Not 0: act so many steps at most without noise, and only say what that looked like.
+        demonstrate: Not 0: let the environment's script act so many steps at most.
+        noise: Of the motions that are carried out then.
     """
 
     path: tuple[str, ...]
@@ -54,6 +66,8 @@ class Opening:
     descriptor: int = -1
     actor: Actor | None = field(default=None, repr=False)
     film: int = 0
+    demonstrate: int = 0
+    noise: float = 0.0
 
 
 class Stepper:
@@ -181,6 +195,29 @@ def _film(opening: Opening) -> list[Array]:
     return frames
 
 
+def _demonstrate(opening: Opening) -> Demonstration:
+    """An episode of the environment's script. The last number of an action is left as it is."""
+    world: Any = make_environment(opening.spec)
+    if not hasattr(world, "expert"):
+        raise ConfigError(f"{opening.spec.label} has no script to learn from")
+    rng = np.random.default_rng(opening.seed)
+    shown, success = world.reset(opening.seed), False
+    seen: list[Observation] = []
+    wanted: list[FloatArray] = []
+    low, high = (np.array(bound, np.float32) for bound in (world.spaces.low, world.spaces.high))
+    while len(wanted) < opening.demonstrate:
+        seen.append({name: np.array(array) for name, array in shown.items()})
+        wanted.append(world.expert())
+        noise = opening.noise * rng.standard_normal(len(low))
+        noise[-1] = 0
+        outcome = world.step(np.clip(wanted[-1] + noise, low, high).astype(np.float32))
+        shown, success = outcome.observation, success or outcome.success
+        if outcome.terminated or outcome.truncated:
+            break
+    arrays = {name: np.stack([one[name] for one in seen]) for name in seen[0]}
+    return Demonstration(arrays, np.stack(wanted), success)
+
+
 def _opening() -> Opening:
     head = sys.stdin.buffer.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -196,9 +233,9 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     opening = _opening()
-    if opening.film:
+    if opening.film or opening.demonstrate:
         with os.fdopen(answers, "wb") as pipe:
-            pickle.dump(_film(opening), pipe)
+            pickle.dump((_film if opening.film else _demonstrate)(opening), pipe)
         return
     if opening.spaces is None or opening.sizes is None:
         os.write(answers, pickle.dumps(make_environment(opening.spec).spaces))

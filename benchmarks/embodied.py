@@ -74,7 +74,7 @@ def _training(name: str, task: dict, quick: bool) -> dict[str, object]:
         seconds = row["seconds_to_target"]
         reached = f"{seconds:.1f} s" if seconds else "not reached"
         print(
-            f"  {kind:12} {row['steps_per_s']:>8,.0f} env steps/s   return {task['target']:g} after "
+            f"  {kind:12} {row['steps_per_s']:>8,.0f} env steps/s, return {task['target']:g} after "
             f"{reached:>12}   last return {row['last_return']:.0f}"
         )
     return {"rows": rows, "ratio": ratio}

@@ -169,3 +169,36 @@ class Painter:
 
 def painter(id):
     return Painter()
+
+
+class Guided:
+    """A point to be brought to 0, with a script; after 8 steps, a success if it is near `goal`."""
+
+    spaces = Spaces({"state": Field((2,))}, (-1.0, -1.0), (1.0, 1.0))
+
+    def __init__(self, goal=0.0):
+        self._goal = goal
+
+    def reset(self, seed):
+        self._x = np.array([1.0 if seed % 2 else -1.0, 1.0], np.float32)
+        self._t = 0
+        return {"state": self._x}
+
+    def expert(self):
+        return np.array([-np.sign(self._x[0]) * 0.5, 1.0], np.float32)
+
+    def step(self, action):
+        self._t += 1
+        self._x[0] += 0.5 * action[0]
+        success = self._t >= 8 and abs(self._x[0] - self._goal) < 0.6
+        return Outcome({"state": self._x}, float(success), success, self._t >= 8, success)
+
+    def render(self):
+        return np.zeros((8, 8, 3), np.uint8)
+
+    def close(self):
+        pass
+
+
+def guided(id, **options):
+    return Guided(**options)

@@ -3,7 +3,10 @@
 import ast
 import functools
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,79 @@ def test_many_messages_are_quoted() -> None:
 @pytest.mark.parametrize("message", QUOTED)
 def test_a_quoted_message_is_in_the_code(message: str) -> None:
     assert any(message in template for template in _templates()), f"nothing says: {message}"
+
+
+PAGES = sorted((*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/*/README.md")))
+PROGRAMS = [page for kind in ("tutorials", "howto") for page in (ROOT / "docs" / kind).glob("*.md")]
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem == "learn"))
+        for page in PROGRAMS
+        if _blocks(page, "python") and ".zh." not in page.name
+    ],
+)
+def test_the_program_of_a_page_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("\n".join(_blocks(page, "python")))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(_blocks(page, "text"))
+
+
+def test_every_command_that_is_named_exists() -> None:
+    scripts = set(tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]["default"]["scripts"])
+    for package in ROOT.glob("packages/*/pyproject.toml"):
+        scripts |= set(tomllib.loads(package.read_text())["project"].get("scripts", {}))
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"hatch run ([\w-]+)(?![\w:-])", page.read_text())
+    }
+    assert named <= scripts | {"python"}, named - scripts
+
+
+def test_keys_in_the_table_of_configurations_exist() -> None:
+    table = (ROOT / "docs/howto/configuration.md").read_text()
+    mine = re.findall(r"^\| `([\w.]+)`", table, re.M)
+    help_text = subprocess.run(
+        [sys.executable, ROOT / "apps/rlhf/main.py", "--help"], capture_output=True, text=True
+    ).stdout
+    known = set(re.findall(r"^  ([\w.]+)=", help_text, re.M))
+    assert len(mine) > 30 and set(mine) <= known, set(mine) - known
+
+
+def test_every_page_of_the_site_is_in_its_navigation() -> None:
+    """The site's own build checks links; this needs no environment of its own."""
+    nav = (ROOT / "mkdocs.yml").read_text()
+    pages = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").glob("**/*.md")}
+    assert not {page for page in pages if f": {page}\n" not in nav}
+
+
+def _bare(body: Sequence[ast.stmt], where: str) -> Iterator[str]:
+    """Public functions, classes and methods without a docstring."""
+    for node in body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        overload = any("overload" in ast.unparse(one) for one in node.decorator_list)
+        if not overload and not ast.get_docstring(node):
+            yield f"{where}{node.name}"
+        if isinstance(node, ast.ClassDef):
+            yield from _bare(node.body, f"{where}{node.name}.")
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    packages = (path for path in SOURCES if "/src/" in path.as_posix())
+    written = (path for path in packages if not path.stem.endswith("_pb2"))
+    bare = [
+        name for path in written for name in _bare(ast.parse(path.read_text()).body, f"{path}: ")
+    ]
+    assert not bare

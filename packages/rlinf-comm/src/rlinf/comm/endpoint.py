@@ -164,7 +164,7 @@ class Endpoint:
         """Send one object to many; it is encoded once, and written once a host.
 
         Raises:
-            The error of the first receiver that failed, once all others have been sent to.
+            CommError: That of the first receiver which failed, once all others have been sent to.
         """
         self._check()
         peers = [self._peer(one) for one in to]

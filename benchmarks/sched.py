@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import statistics
 import subprocess
 import sys
+import time
 
 import harness
 
@@ -29,6 +31,7 @@ def measure(quick: bool) -> dict[str, object]:
         "three components, valid sizes": three(quick, every_node=False),
         "three components, every number of nodes": three(quick, every_node=True),
         "larger workflows": larger(quick),
+        "many workflows of ten components": ten_components(quick),
         "import": imports(quick),
     }
 
@@ -85,6 +88,31 @@ def larger(quick: bool) -> object:
     return {"rows": rows, "bounds": bounds}
 
 
+def ten_components(quick: bool) -> object:
+    """How far from the best can plans of random workflows be, and how long do they take?"""
+    rows = []
+    print("\nrandom workflows of 10 components, 64 devices")
+    print(f"  {'edges':>6} {'plan':>10} {'at most above the best':>24} {'time':>10}")
+    for share in (0.1, 0.2, 0.3, 0.5, 0.8):
+        for seed in range(1 if quick else 4):
+            rng = random.Random(f"{share} {seed}")
+            names = [f"s{i}" for i in range(10)]
+            pairs = itertools.combinations(names, 2)
+            edges = [pair for pair in pairs if rng.random() < share]
+            workflow = invented(names, edges, 64, seed=rng.randrange(1 << 30))
+            start = time.perf_counter()
+            plan = search(*workflow, 64, BATCH)
+            taken = time.perf_counter() - start
+            rows.append({"edges": share, "bound": plan.bound, "seconds": taken})
+            bound = f"{100 * plan.bound:.1f} %"
+            print(f"  {share:>6.0%} {plan.seconds:>8.1f} s {bound:>24} {taken:>8.2f} s")
+    for key, unit, scale in (("bound", "%", 100), ("seconds", "s", 1)):
+        values = sorted(scale * float(row[key]) for row in rows)
+        middle = statistics.median(values)
+        print(f"  {key}: {values[0]:.2f} to {values[-1]:.2f} {unit}, median {middle:.2f} {unit}")
+    return rows
+
+
 def imports(quick: bool) -> object:
     """``import rlinf.sched`` in a fresh interpreter, against an empty one."""
 
@@ -112,10 +140,10 @@ def grpo(devices: int, *, every_node: bool) -> tuple[FlowGraph, Profile]:
 
 
 def invented(
-    names: list[str], edges: list[tuple[str, str]], devices: int
+    names: list[str], edges: list[tuple[str, str]], devices: int, seed: int = 3
 ) -> tuple[FlowGraph, Profile]:
     """Random times; sizes are powers of two."""
-    rng = random.Random(3)
+    rng = random.Random(seed)
     nodes, entries = [], {}
     for name in names:
         least = rng.choice([1, 2, 4, 8])

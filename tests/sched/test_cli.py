@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.sched import Plan, Profiler, Record, TraceError
+from rlinf.sched import Plan, Profiler, Record, TraceError, Workflow
 from rlinf.sched.trace import load_trace, profiler_of, totals
 
 WORKFLOW = """
@@ -106,6 +106,49 @@ def test_records_become_a_profile_and_a_trace(tmp_path: Path):
     assert totals(spans)[0].seconds == pytest.approx(17.2)
     again = profiler_of(spans).profile()["rollout"]
     assert sorted(s.seconds for s in again.samples) == pytest.approx([4.0, 4.2, 9.0])
+
+
+def recorded(path: Path, factor: float) -> Path:
+    """80 iterations of the workflow above; from the 30th on the rollout is ``factor`` as long."""
+    profiler = Profiler()
+    for k in range(80):
+        rollout = 14 * (factor if k >= 30 else 1.0)
+        profiler.record(Record("rollout", 8, 64, 100.0 * k, rollout, (rollout / 2, rollout)))
+        for half in (0, 1):
+            start = 100.0 * k + rollout + 2.6 * half
+            profiler.record(Record("train", 8, 32, start, 2.6))
+    found = profiler.save_trace(path)
+    assert found is not None
+    return found
+
+
+def test_a_recorded_run_is_replayed(tmp_path: Path, workflow: str):
+    trace = str(recorded(tmp_path / "trace.json", 3.0))
+    done = run("main", "replay", workflow, trace, "--rule", "deviation", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [r["iteration"] for r in found["replans"]] == [37]
+    assert found["replans"][0]["factors"] == pytest.approx({"rollout": 3.0, "train": 1.0})
+    assert found["seconds"] >= found["oracle_s"]
+    done = run("main", "replay", workflow, trace)
+    assert "above the best plan in every iteration" in done.stdout, done.stderr
+    other = Profiler()
+    other.record(Record("rollout", 8, 64, 0.0, 14.0))
+    other.save_trace(tmp_path / "half.json")
+    done = run("main", "replay", workflow, str(tmp_path / "half.json"))
+    assert done.returncode == 2 and "no runs of 'train'" in done.stderr
+
+
+def test_a_recorded_run_becomes_a_workflow(tmp_path: Path):
+    trace = str(recorded(tmp_path / "trace.json", 1.0))
+    file = str(tmp_path / "found.yaml")
+    assert run("profiler_main", "report", trace, "--workflow", file).returncode == 0
+    done = run("main", "plan", file, "--json")
+    assert done.returncode == 0, done.stderr
+    found = Workflow.load(file)
+    assert found.graph.edges == (("rollout", "train"),)
+    assert (found.batch, len(found.devices)) == (64, 8)
+    assert found.profile["rollout"].emitted(2, 8) == pytest.approx([0.5, 1.0])
 
 
 def test_a_file_that_is_no_trace_is_named(tmp_path: Path):

@@ -80,7 +80,7 @@ def excess(trace: str, rule: str) -> tuple[float, float]:
     [
         ("step x0.5", 0.59, 0.52, 0.29),
         ("step x1.8", 0.70, 0.67, 0.24),
-        ("ramp 1 to 2", 0.68, 0.62, 0.17),
+        ("ramp 1 to 2", 0.68, 0.62, 0.09),
         ("square +-25 %", 1.60, 0.82, 0.22),
         ("still", 0.01, 0.01, 0.01),
     ],

@@ -31,6 +31,10 @@ def test_an_explanation_answers_the_questions():
     assert {share.component for share in found.shares} == set(WORKFLOW.graph.names)
     assert all(0 <= share.idle <= 1 for share in found.shares)
     assert "best of each kind" in found.text()
+    assert [cost.kind for cost in found.costs] == list(found.best_of_kind)
+    in_turn = next(cost for cost in found.costs if cost.kind == "temporal")
+    parts = sum(in_turn.busy_s.values()) + in_turn.switch_s + in_turn.sync_s
+    assert parts == pytest.approx(found.best_of_kind["temporal"])
 
 
 def test_a_flip_is_where_the_plan_changes():

@@ -12,6 +12,7 @@ from rlinf.sched import (
     Sample,
     Spatial,
     Temporal,
+    Workflow,
     search,
 )
 
@@ -61,6 +62,21 @@ def test_training_alone_in_memory_is_worth_a_switch():
     plan = search(graph, profile, 16, 512)
     assert isinstance(plan.root, Temporal) and not plan.root.resident
     assert plan.seconds == pytest.approx(269 + 10 + 190.5)
+
+
+def test_a_bundle_for_one_node_is_infeasible_with_the_arithmetic():
+    """S1: two devices on two nodes, and a component that needs two on one of them."""
+    document = {
+        "batch": 8,
+        "devices": 2,
+        "node_devices": 1,
+        "components": {"a": {"sizes": [2], "node_local": True, "times": [[2, 8, 1.0]]}},
+    }
+    flow = Workflow.from_dict(document)
+    with pytest.raises(InfeasibleError, match="a needs 2 devices on one node, a node has 1"):
+        search(flow.graph, flow.profile, flow.devices, flow.batch)
+    wide = Workflow.from_dict({**document, "node_devices": 2})
+    assert search(wide.graph, wide.profile, wide.devices, wide.batch).seconds == 1.0
 
 
 def test_cores_make_the_simulator_want_the_machine_alone():

@@ -1,6 +1,7 @@
 """The YAML document: complaints with a path, and round trips."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlinf.sched.workflow import SCHEMA
 GOOD = {
     "batch": 64,
     "devices": {"gpu": 8},
+    "node_devices": 4,
     "components": {
         "rollout": {
             "sizes": [2, 4, 8],
@@ -18,7 +20,7 @@ GOOD = {
             "emission": [0.2, 1.0],
             "resident_bytes": "2e9",
         },
-        "train": {"times": [[8, 64, 5.0]]},
+        "train": {"times": [[8, 64, 5.0]], "node_local": True},
     },
     "memory_bytes": 8.0e10,
 }
@@ -76,6 +78,16 @@ def test_a_broken_file_is_named(tmp_path: Path):
         Workflow.load(file)
     with pytest.raises(ProfileError, match="No such file"):
         Workflow.load(tmp_path / "absent.yaml")
+
+
+def test_without_pyyaml_json_is_read_and_yaml_names_the_cure(tmp_path: Path, monkeypatch):
+    Workflow.from_dict(GOOD).save(tmp_path / "real.yaml")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    workflow = Workflow.from_dict(GOOD)
+    workflow.save(tmp_path / "plain.yaml")
+    assert Workflow.load(tmp_path / "plain.yaml") == workflow
+    with pytest.raises(ProfileError, match=r"rlinf-sched\[yaml\]"):
+        Workflow.load(tmp_path / "real.yaml")
 
 
 def test_the_schema_knows_every_key():

@@ -15,6 +15,7 @@ from rlinf.sched.errors import SchedError
 from rlinf.sched.explanation import best_of_kind, explain, robust_plan
 from rlinf.sched.plan import MOST_DEVICES, Plan
 from rlinf.sched.planner import search
+from rlinf.sched.recorded import RULES, replay_trace, workflow_of
 from rlinf.sched.simulation import Reality, simulate
 from rlinf.sched.workflow import Workflow
 
@@ -81,6 +82,7 @@ def _sched_parser() -> argparse.ArgumentParser:
         "simulate": "execute a plan with jitter and draw it",
         "explain": "say why this plan",
         "compare": "the best plan of each kind, or the plans given",
+        "replay": "what re-planning would have done on a recorded run",
     }
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=text)
@@ -99,6 +101,10 @@ def _sched_parser() -> argparse.ArgumentParser:
             command.add_argument("--draw", metavar="FILE", help=".png, .html or .json (trace)")
         if name == "compare":
             command.add_argument("plans", nargs="*", help="plan files")
+        if name == "replay":
+            command.add_argument("trace", help="a trace file, or a folder of them")
+            command.add_argument("--rule", choices=RULES, default=RULES[0])
+            command.add_argument("--switch", type=_number, default=5.0, metavar="SECONDS")
     return parser
 
 
@@ -190,7 +196,30 @@ def _compare(options: argparse.Namespace, workflow: Workflow) -> Answer:
     return found, "\n".join(lines)
 
 
-_COMMANDS = {"plan": _plan, "simulate": _simulate, "explain": _explain, "compare": _compare}
+def _replay(options: argparse.Namespace, workflow: Workflow) -> Answer:
+    spans = trace.load_trace(options.trace)
+    found = replay_trace(spans, workflow, rule=options.rule, switch_s=options.switch)
+    data = {
+        "seconds": found.seconds,
+        "oracle_s": found.oracle_s,
+        "excess": found.excess,
+        "replans": [asdict(replan) for replan in found.replans],
+    }
+    lines = [f"iteration {replan.iteration}: {replan.because}" for replan in found.replans]
+    lines.append(
+        f"{len(found.replans)} re-plans; {found.seconds:.2f} s, {100 * found.excess:.2f} % above "
+        "the best plan in every iteration"
+    )
+    return data, "\n".join(lines)
+
+
+_COMMANDS = {
+    "plan": _plan,
+    "simulate": _simulate,
+    "explain": _explain,
+    "compare": _compare,
+    "replay": _replay,
+}
 
 
 def _trace(arguments: Sequence[str]) -> int:
@@ -225,8 +254,11 @@ def _report(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="rlinf-profiler report")
     parser.add_argument("trace", help="a trace file, or a folder of them")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--workflow", metavar="FILE", help="write a workflow to plan from")
     options = parser.parse_args(arguments)
     spans = trace.load_trace(options.trace)
+    if options.workflow:
+        workflow_of(spans).save(options.workflow)
     if options.json:
         rows = [asdict(total) for total in trace.totals(spans)]
         print(json.dumps({"wall_s": trace.wall_s(spans), "totals": rows}, indent=2))

@@ -158,11 +158,14 @@ class CostModel:
         least = min(self.components[i].sizes, default=1)
         if least > max(counts.values()):
             return f"{name} needs {least} devices, have {have}"
+        node = self.machine.node
+        if self.components[i].node_local and node and least > node:
+            return f"{name} needs {least} devices on one node, a node has {node}"
         if len(self.parts_of(i)) > 1:
             return f"the cycle {name} does not fit on {have} devices"
         entry = self.profile[name]
         kind = max(counts, key=lambda t: counts[t])
-        most = self.components[i].fits(counts[kind])
+        most = int(self.sizes(self.components[i], counts[kind])[-1])
         each, limit = entry.active_bytes / most, self.profile.memory(kind)
         if each > limit:
             return (
@@ -187,7 +190,7 @@ class CostModel:
             if kind and kind not in entry.types() and entry.law is None:
                 continue
             count = int(self.machine.counts[t])
-            sizes, free = self._fitting(entry, self._valid(component, count), kind, beside)
+            sizes, free = self._fitting(entry, self.sizes(component, count), kind, beside)
             if not len(sizes):
                 continue
             times = self._times(entry, sizes, items, kind, free)
@@ -199,11 +202,13 @@ class CostModel:
                 found.append((used, times / share, [kind] * len(sizes) if kind else [], used[:, t]))
         return _gather(found, component.name, self.machine)
 
-    def _valid(self, component: Component, count: int) -> Floats:
+    def sizes(self, component: Component, count: int) -> Floats:
+        """Numbers of devices that a component may have, of ``count``; increasing."""
         key = (id(component), count)
         if key not in self._sizes:
-            known = component.sizes or any_size(count)
-            self._sizes[key] = np.array([n for n in known if n <= count], float)
+            known = component.sizes or any_size(count, self.machine.node)
+            most = min(count, self.machine.node or count) if component.node_local else count
+            self._sizes[key] = np.array([n for n in known if n <= most], float)
         return self._sizes[key]
 
     def _times(

@@ -1,6 +1,8 @@
 """Reading YAML and JSON so that every complaint names the place and the reason."""
 
 import difflib
+import importlib.util
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from typing import NoReturn
 from rlinf.sched.errors import DocumentError
 
 PlainData = Mapping[str, object]
+
+WITHOUT_YAML = "YAML needs PyYAML: pip install 'rlinf-sched[yaml]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +99,47 @@ class Node:
 
 
 def load(path: str | Path, error: type[DocumentError]) -> Node:
-    """Read a YAML or JSON file.
+    """Read a YAML or JSON file; YAML needs PyYAML.
 
     Raises:
         DocumentError: of the given class, where the file is missing or cannot be parsed.
     """
-    import yaml
-
     source = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
-        return Node(yaml.safe_load(text), "", error, source)
+        return Node(_parsed(text), "", error, source)
     except OSError as problem:
         raise error("", f"cannot be read: {problem.strerror or problem}", source) from problem
-    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+    except ImportError as problem:
+        raise error("", f"is not JSON, and {WITHOUT_YAML}", source) from problem
+    except ValueError as problem:
         reason = " ".join(str(problem).split())
         raise error("", f"is neither YAML nor JSON: {reason}", source) from problem
 
 
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        import yaml
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as problem:
+        raise ValueError(str(problem)) from problem
+
+
 def save(data: PlainData, path: str | Path) -> None:
-    """Write plain data as YAML (as JSON where the name ends so), replacing the file at once.
+    """Write plain data as YAML, replacing the file at once.
+
+    As JSON, which every reader of YAML understands, where the name ends so or PyYAML is absent.
 
     Raises:
         DocumentError: the path is a folder.
         OSError: it cannot be written.
     """
     target = Path(path)
-    if target.suffix == ".json":
-        import json
-
-        text = json.dumps(data, indent=2) + "\n"
-    else:
+    text = json.dumps(data, indent=2) + "\n"
+    if target.suffix != ".json" and importlib.util.find_spec("yaml") is not None:
         import yaml
 
         text = yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=100)

@@ -14,6 +14,15 @@ import numpy as np
 MEMORY = 50
 """Iterations from which the noise is estimated."""
 
+TREND = 150
+"""Iterations through which a trend is drawn at most."""
+
+LEAST = 60
+"""And at least."""
+
+SLOPE = 3.0
+"""Standard errors from which a slope is a trend."""
+
 JUMP = 5.0
 """Standard errors at which three iterations count as a jump."""
 
@@ -97,7 +106,8 @@ something that stands for that plan."""
 class GainRule:
     """The expected saving pays for the switch.
 
-    A drift that goes on in one direction is followed at once. When it turns round, the rule plans
+    Where times have a trend, the rule plans for where that leads in a part of the horizon. A drift
+    that goes on in one direction is followed at once. When it turns round, the rule plans
     for the middle of the swing and waits ``patience`` times as long as that took, unless a
     component leaves the range its times have had so far: that is what ends flapping.
 
@@ -113,6 +123,7 @@ class GainRule:
         new_after_turn: the same while it waits.
         sigmas: standard errors on either side of the mean at which it must pay too.
         new_sigmas: the same where a time is new.
+        lead: how far along the horizon a trend is followed.
     """
 
     saving: Saving
@@ -123,11 +134,13 @@ class GainRule:
     dwell: int = 2
     patience: float = 40.0
     new: float = 0.05
-    new_after_turn: float = 0.22
+    new_after_turn: float = 0.25
     sigmas: float = 2.0
     new_sigmas: float = 1.0
+    lead: float = 0.25
     _seen: list[Factors] = field(default_factory=list)
     _past: list[Factors] = field(default_factory=list)
+    _level: list[Factors] = field(default_factory=list)
     _since: int = 0
     _wait: float = 0.0
     _planned: list[Factors] = field(default_factory=list)
@@ -138,23 +151,42 @@ class GainRule:
         self._since += 1
         self._seen = [*self._seen[-self.window + 1 :], seen.factors]
         self._past = [*self._past[-MEMORY + 1 :], seen.factors]
+        self._level = [*self._level[-TREND + 1 :], seen.factors]
         noise = _noise(self._past)
         self._forget_before_a_jump(noise)
         if len(self._seen) < 3 or self._since < self.dwell:
             return None
-        mean = _means(self._seen)
+        mean, error = self._expected(noise)
         is_new = self._is_new(mean)
         if self._since < self._wait and not is_new:
             return None
         sigmas = self.new_sigmas if is_new else self.sigmas
-        error = {name: sigmas * noise[name] / len(self._seen) ** 0.5 for name in mean}
-        guesses = [{n: mean[n] * (1 + k * error[n]) for n in mean} for k in (0, -1, 1)]
+        guesses = [
+            {n: mean[n] * max(0.1, 1 + k * sigmas * error[n]) for n in mean} for k in (0, -1, 1)
+        ]
         least = self.horizon * min(self.saving(guess)[0] for guess in guesses)
         if least <= self.margin * self.switch_s:
             return None
         mean = self._note(mean)
         why = f"saves {least:.0f} s over {self.horizon} iterations, costs {self.switch_s:g} s"
         return Replan(seen.iteration, mean, why, least)
+
+    def _expected(self, noise: Factors) -> tuple[dict[str, float], dict[str, float]]:
+        """Factors to expect over the horizon, and their relative standard errors."""
+        mean = _means(self._seen)
+        error = {name: noise[name] / len(self._seen) ** 0.5 for name in mean}
+        for name in mean:
+            times = np.array([factors[name] for factors in self._level])
+            count, spread = len(times), noise[name] * mean[name]
+            steps = np.arange(count) - (count - 1) / 2
+            slope_error = spread / max(1.0, float((steps**2).sum()) ** 0.5)
+            slope = slope_error**2 * float((steps * times).sum()) / spread**2
+            if count >= LEAST and abs(slope) > SLOPE * slope_error:
+                ahead = (count - 1) / 2 + self.lead * self.horizon
+                mean[name] = max(0.1 * mean[name], float(times.mean()) + ahead * slope)
+                there = (spread**2 / count + (ahead * slope_error) ** 2) ** 0.5
+                error[name] = there / mean[name]
+        return mean, error
 
     def _is_new(self, mean: Factors) -> bool:
         for name, value in mean.items():
@@ -192,7 +224,7 @@ class GainRule:
         scale = (1 / len(old) + 1 / len(new)) ** 0.5
         jumps = (abs(np.log(after[n] / before[n])) > JUMP * noise[n] * scale for n in after)
         if any(jumps):
-            self._seen = new
+            self._seen, self._level = new, list(new)
 
 
 @dataclass(frozen=True, slots=True)

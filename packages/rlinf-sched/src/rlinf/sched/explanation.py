@@ -1,7 +1,7 @@
 """Why this plan: alternatives, bottleneck, idle time, how far the profile may be wrong."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,12 +53,39 @@ class Flip:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """Where the time of one plan goes.
+
+    Attributes:
+        kind: of the plan.
+        devices: by component.
+        busy_s: seconds each component works, by component; side by side they overlap.
+        switch_s: seconds of switches.
+        sync_s: seconds added to every iteration.
+    """
+
+    kind: str
+    devices: dict[str, int]
+    busy_s: dict[str, float]
+    switch_s: float
+    sync_s: float
+
+    def text(self) -> str:
+        """One line."""
+        parts = [f"{n} {s:.4g} s on {self.devices[n]}" for n, s in self.busy_s.items()]
+        parts += [f"switching {self.switch_s:.4g} s"] if self.switch_s else []
+        parts += [f"synchronising {self.sync_s:.4g} s"] if self.sync_s else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a plan was chosen.
 
     Attributes:
         plan: the one explained.
         best_of_kind: the best temporal, spatial and hybrid plan, with seconds.
+        costs: what each of those is made of.
         bottleneck: the component whose speed-up helps most.
         shares: of every component.
         flips: of every component; empty where not asked for.
@@ -67,6 +94,7 @@ class Explanation:
 
     plan: Plan
     best_of_kind: dict[str, float]
+    costs: tuple[Cost, ...]
     bottleneck: str
     shares: tuple[Share, ...]
     flips: tuple[Flip, ...]
@@ -78,12 +106,17 @@ class Explanation:
         own = self.plan.seconds or 0.0
         for kind, seconds in self.best_of_kind.items():
             lines.append(f"  {kind:9s} {seconds:10.2f} s  {100 * (seconds / own - 1):+6.1f} %")
+            lines += [f"    {cost.text()}" for cost in self.costs if cost.kind == kind]
         lines += ["", f"bottleneck: {self.bottleneck}", "", "component        busy   idle"]
         lines += [
             f"  {s.component:14s} {100 * s.busy:4.0f} %  {100 * s.idle:4.0f} %" for s in self.shares
         ]
         if self.flips:
-            lines += ["", "the plan changes when a component's time is multiplied by"]
+            lines += [
+                "",
+                "the plan changes when a component takes",
+                "                 less than   more than   of its time",
+            ]
             lines += [f"  {f.component:14s} {_factor(f)}" for f in self.flips]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
@@ -97,9 +130,11 @@ def explain(workflow: Workflow, plan: Plan, *, flips: bool = True) -> Explanatio
     """
     model = _model(workflow, workflow.profile)
     line = evaluate(plan.root, model, plan.staleness)
+    plans = best_plans(workflow)
     return Explanation(
         plan,
-        best_of_kind(workflow),
+        {best.kind: best.seconds or 0.0 for best in plans},
+        tuple(_cost(best, model) for best in plans),
         _bottleneck(workflow, plan),
         _shares(plan, line),
         tuple(_flip(workflow, plan, name) for name in _profiled(workflow)) if flips else (),
@@ -109,20 +144,24 @@ def explain(workflow: Workflow, plan: Plan, *, flips: bool = True) -> Explanatio
 
 def best_of_kind(workflow: Workflow) -> dict[str, float]:
     """Seconds of the best plan of each kind; kinds that do not fit are left out."""
+    return {plan.kind: plan.seconds or 0.0 for plan in best_plans(workflow)}
+
+
+def best_plans(workflow: Workflow) -> Sequence[Plan]:
+    """The best plan of each kind that fits, the quickest first."""
     model = _model(workflow, workflow.profile)
-    sync = workflow.profile.sync_s
-    found: dict[str, float] = {}
     best = search_model(model, SearchConfig())
-    found[best.kind] = best.seconds or 0.0
+    found = [best]
     for kind in ("temporal", "spatial", "hybrid"):
-        if kind not in found:
+        if kind != best.kind:
             try:
                 plan = search_model(model, SearchConfig(kind=kind))
             except InfeasibleError:
                 continue
             if plan.kind == kind:
-                found[kind] = evaluate(plan.root, model).seconds + sync
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+                seconds = evaluate(plan.root, model).seconds + workflow.profile.sync_s
+                found.append(replace(plan, seconds=seconds))
+    return sorted(found, key=lambda plan: plan.seconds or 0.0)
 
 
 def layout(tree: Tree) -> str:
@@ -180,6 +219,15 @@ def _bottleneck(workflow: Workflow, plan: Plan) -> str:
         model = _model(workflow, workflow.profile.scaled({name: 0.9}))
         gains[name] = evaluate(plan.root, model, plan.staleness).seconds
     return min(gains, key=lambda name: gains[name])
+
+
+def _cost(plan: Plan, model: CostModel) -> Cost:
+    line = evaluate(plan.root, model)
+    places = plan.placements()
+    devices = {n: sum(len(places[m].devices) for m in n.split("+")) for n in line.runs}
+    busy = {name: float((run.finish - run.start).sum()) for name, run in line.runs.items()}
+    switch_s = sum(end - start for start, end, _ in line.switches)
+    return Cost(plan.kind, devices, busy, switch_s, model.profile.sync_s)
 
 
 def _shares(plan: Plan, line: Timeline) -> tuple[Share, ...]:
@@ -246,4 +294,4 @@ def _notes(workflow: Workflow, plan: Plan) -> Sequence[str]:
 def _factor(flip: Flip) -> str:
     slower = "never" if np.isinf(flip.slower) else f"{flip.slower:.2f}"
     quicker = "never" if not flip.quicker else f"{flip.quicker:.2f}"
-    return f"{quicker} or {slower}"
+    return f"{quicker:>9s}   {slower:>9s}"

@@ -15,11 +15,13 @@ class Component:
         name: unique in its graph.
         sizes: device counts it can run on (tensor x pipeline x data parallel); empty: any.
         chunked: it can work on a part of the batch, so that it may be pipelined.
+        node_local: it takes at most the devices of one node.
     """
 
     name: str
     sizes: tuple[int, ...] = ()
     chunked: bool = True
+    node_local: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or any(c.isspace() for c in self.name):

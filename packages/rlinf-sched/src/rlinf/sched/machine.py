@@ -13,7 +13,7 @@ from rlinf.sched.profile import Profile
 Counts = npt.NDArray[np.int64]
 
 NODE = 8
-"""Devices of a node; above eight nodes only whole nodes are tried for components of any size."""
+"""Devices of a node where nothing is said about nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,13 @@ class Machine:
         devices: names, each ``type:index``.
         types: device types told apart by the profile; ("",) where it tells none apart.
         counts: how many of each type, and, where cores matter, how many cores; shape (resources,).
+        node: devices of one node; 0: not known.
     """
 
     devices: tuple[str, ...]
     types: tuple[str, ...]
     counts: Counts
+    node: int = 0
 
     @classmethod
     def of(cls, devices: DeviceNames, profile: Profile) -> "Machine":
@@ -43,7 +45,7 @@ class Machine:
             counts = [found[t] if t else len(names) for t in types]
         if profile.cores and any(entry.cores for entry in profile.components.values()):
             counts.append(int(profile.cores))
-        return cls(names, types, np.array(counts, np.int64))
+        return cls(names, types, np.array(counts, np.int64), profile.node_devices)
 
     @property
     def has_cores(self) -> bool:
@@ -51,8 +53,12 @@ class Machine:
         return len(self.counts) > len(self.types)
 
 
-def any_size(count: int) -> Sequence[int]:
-    """Sizes tried for a component that can run on any number of devices."""
-    if count <= NODE * NODE:
+def any_size(count: int, node: int = 0) -> Sequence[int]:
+    """Sizes tried for a component that can run on any number of devices.
+
+    Above eight nodes' worth of devices: powers of two within a node, and whole nodes.
+    """
+    node = node or NODE
+    if count <= node * NODE:
         return range(1, count + 1)
-    return [*(2**k for k in range(NODE.bit_length() - 1)), *range(NODE, count + 1, NODE)]
+    return [*(2**k for k in range((node - 1).bit_length())), *range(node, count + 1, node)]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from rlinf.sched.cost import CostModel
 from rlinf.sched.evaluate import evaluate
-from rlinf.sched.machine import any_size
 from rlinf.sched.tree import Leaf, Loop, Spatial, Tree, width
 
 ROUNDS = 6
@@ -68,8 +67,8 @@ def _neighbours(tree: Tree, model: CostModel, micro_batches: Sequence[int]) -> I
 def _resized(leaf: Leaf, model: CostModel) -> Iterator[Leaf]:
     if model.tight or leaf.cores:
         return
-    known = model.graph[leaf.component].sizes or any_size(len(model.machine.devices))
-    sizes = sorted(known)
+    known = model.sizes(model.graph[leaf.component], len(model.machine.devices))
+    sizes = [int(n) for n in known]
     at = sizes.index(leaf.devices) if leaf.devices in sizes else 0
     for k in (at - 1, at + 1):
         if 0 <= k < len(sizes):

@@ -150,6 +150,7 @@ class Profile:
         cores: processor cores in all; 0: they do not matter.
         sync_s: added to every iteration (weight synchronisation, data, control).
         rounds: how often the members of a cycle hand the batch round, by the cycle's name.
+        node_devices: devices of one node; 0: not known.
     """
 
     components: Mapping[str, ComponentProfile]
@@ -157,6 +158,7 @@ class Profile:
     cores: float = 0.0
     sync_s: float = 0.0
     rounds: Mapping[str, int] = field(default_factory=dict)
+    node_devices: int = 0
 
     def __getitem__(self, name: str) -> ComponentProfile:
         if name not in self.components:

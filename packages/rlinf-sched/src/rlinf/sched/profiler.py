@@ -169,5 +169,10 @@ def _event(record: Record) -> dict[str, object]:
         "dur": record.seconds * 1e6,
         "pid": os.getpid(),
         "tid": record.component,
-        "args": {"devices": record.devices, "items": record.items},
+        "args": {
+            "devices": record.devices,
+            "items": record.items,
+            "device_type": record.device_type,
+            "emitted": [round(seconds, 6) for seconds in record.emitted],
+        },
     }

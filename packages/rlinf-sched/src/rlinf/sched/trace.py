@@ -22,6 +22,8 @@ class Span:
         nbytes: moved by it.
         devices: it ran on; 0 where unknown.
         items: it worked through; 0 where unknown.
+        device_type: of those devices; "" where unknown.
+        emitted: seconds after the start at which items came out; empty: unknown.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Span:
     nbytes: int = 0
     devices: int = 0
     items: float = 0.0
+    device_type: str = ""
+    emitted: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,8 @@ def profiler_of(spans: Sequence[Span]) -> Profiler:
     profiler = Profiler()
     for span in spans:
         if span.devices and span.items and span.seconds:
-            profiler.record(Record(span.name, span.devices, span.items, span.start, span.seconds))
+            run = (span.name, span.devices, span.items, span.start, span.seconds)
+            profiler.record(Record(*run, span.emitted, span.device_type))
     return profiler
 
 
@@ -156,6 +161,8 @@ def _span(event: Mapping[str, object], names: Mapping[object, str]) -> Span:
         nbytes=int(_number(arguments, "nbytes") or _number(arguments, "bytes")),
         devices=int(_number(arguments, "devices")),
         items=_number(arguments, "items"),
+        device_type=str(arguments.get("device_type", "")),
+        emitted=_numbers(arguments, "emitted"),
     )
 
 
@@ -170,6 +177,13 @@ def _number(event: Mapping[str, object], key: str) -> float:
         return float(value) if isinstance(value, str | int | float) else 0.0
     except ValueError:
         return 0.0
+
+
+def _numbers(event: Mapping[str, object], key: str) -> tuple[float, ...]:
+    value = event.get(key)
+    if not isinstance(value, list) or not all(isinstance(n, int | float) for n in value):
+        return ()
+    return tuple(float(n) for n in value)
 
 
 def _covered(intervals: Sequence[tuple[float, float]]) -> float:

@@ -4,6 +4,7 @@
 
     batch: 512
     devices: 64                     # or names, or counts by type: {h100: 32, l40: 32}
+    node_devices: 8                 # optional, of one node
     cores: 192                      # optional
     memory_bytes: 80.0e+9           # of a device; or by type
     staleness: 0
@@ -32,10 +33,11 @@ from rlinf.sched.profile import ComponentProfile, Profile, Sample
 SCHEMA = Path(__file__).parent / "schema" / "workflow.json"
 """JSON schema of the document."""
 
-TOP = ("devices", "edges", "cores", "memory_bytes", "sync_s", "rounds", "staleness")
+TOP = ("devices", "node_devices", "edges", "cores", "memory_bytes", "sync_s", "rounds", "staleness")
 ENTRY = (
     "sizes",
     "chunked",
+    "node_local",
     "overhead_s",
     "emission",
     "active_bytes",
@@ -45,7 +47,7 @@ ENTRY = (
     "cores",
 )
 Curve = tuple[float, ...]
-NUMBERS = ENTRY[2:3] + ENTRY[4:]
+NUMBERS = ENTRY[3:4] + ENTRY[5:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,9 @@ class Workflow:
         """Plain data for YAML or JSON; times given as a law cannot be written."""
         profile = self.profile
         data: dict[str, object] = {"batch": self.batch, "devices": plain_devices(self.devices)}
-        for key, value in (("cores", profile.cores), ("sync_s", profile.sync_s)):
-            if value:
-                data[key] = value
+        for key in ("node_devices", "cores", "sync_s"):
+            if getattr(profile, key):
+                data[key] = getattr(profile, key)
         for name, table in (("memory_bytes", profile.memory_bytes), ("rounds", profile.rounds)):
             if table:
                 plain = dict(table)
@@ -115,6 +117,7 @@ class Workflow:
             component = self.graph[name]
             data |= {"sizes": list(component.sizes)} if component.sizes else {}
             data |= {} if component.chunked else {"chunked": False}
+            data |= {"node_local": True} if component.node_local else {}
         if entry is None:
             return data
         if entry.law is not None:
@@ -142,6 +145,7 @@ def read(node: Node) -> Workflow:
         fields["cores"].number() if "cores" in fields else 0.0,
         fields["sync_s"].number() if "sync_s" in fields else 0.0,
         rounds,
+        fields["node_devices"].integer(1) if "node_devices" in fields else 0,
     )
     nodes = tuple(_read_component(n, e) for n, e in entries.items() if "+" not in n)
     graph = _read_graph(nodes, fields, node)
@@ -190,7 +194,8 @@ def _read_component(name: str, entry: Node) -> Component:
     sizes = tuple(size.integer(1) for size in fields["sizes"].items()) if "sizes" in fields else ()
     chunked = fields["chunked"].flag() if "chunked" in fields else True
     try:
-        return Component(name, sizes, chunked)
+        local = fields["node_local"].flag() if "node_local" in fields else False
+        return Component(name, sizes, chunked, local)
     except GraphError as problem:
         entry.fail(str(problem))
 

@@ -23,6 +23,7 @@ from rlinf.comm.encoding.shorthand import Shortener
 
 SMALL = rivals.ECHO * 64
 STREAM = 2000
+RALLY = 100
 PEERS = 40
 
 
@@ -60,7 +61,7 @@ def measure(quick: bool) -> dict[str, object]:
         for megabytes, rounds in ((1, 60), (10, 30), (100, 12)):
             name = f"dict of 10 arrays, {megabytes} MB, delivered and acknowledged"
             figures[name] = large(name, started, megabytes, rounds // 4 if quick else rounds)
-        for question in (round_trip, one_way, first_contact):
+        for question in (round_trip, lone_trip, one_way, first_contact):
             name, rows = question(started, quick)
             figures[name] = rows
     for lone in (crowd, all_pairs, broadcast):
@@ -85,8 +86,22 @@ def large(name: str, started: dict[str, Any], megabytes: int, rounds: int) -> ob
 
 
 def round_trip(started: dict[str, Any], quick: bool) -> tuple[str, object]:
-    """64 bytes there and back."""
-    name = "64 bytes, there and back"
+    """64 bytes there and back, again and again: how fast two processes can converse."""
+    name = f"64 bytes, there and back, {RALLY} times in a row"
+    runs = {who: lambda c=c: rally(c) for who, c in started.items() if hasattr(c, "ping")}
+    samples = harness.race(runs, 5 if quick else 40)
+    return name, harness.show(name, samples, "Unix socket", each=RALLY)
+
+
+def rally(contestant: Any) -> None:
+    """So many round trips."""
+    for _ in range(RALLY):
+        contestant.ping(SMALL)
+
+
+def lone_trip(started: dict[str, Any], quick: bool) -> tuple[str, object]:
+    """64 bytes there and back, once after something else ran: caches and cores have cooled."""
+    name = "64 bytes, there and back, once"
     runs = {who: lambda c=c: c.ping(SMALL) for who, c in started.items() if hasattr(c, "ping")}
     samples = harness.race(runs, 100 if quick else 800, warmup=20)
     return name, harness.show(name, samples, "Unix socket")

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -262,11 +263,14 @@ class Crew(Team):
 
 
 def queue_consume(pipe: "Pipe[Any, Any]", queue: Any) -> None:
-    """A consumer: an order is a count."""
+    """A consumer: an order is a count. A list is so many items."""
 
     def work(count: int) -> None:
-        for _ in range(count):
-            touch(queue.get())
+        while count > 0:
+            item = queue.get()
+            for one in item if type(item) is list else (item,):
+                touch(one)
+                count -= 1
 
     answer(pipe, work)
 
@@ -295,6 +299,14 @@ class Queue(Team):
         self.order(0, count)
         for _ in range(count):
             self._queue.put(item)
+        self.wait(0)
+
+    def stream_lists(self, item: object, count: int) -> None:
+        """The same, many to a list: what batches save where nothing is promised."""
+        several = [pickle.loads(pickle.dumps(item)) for _ in range(BATCH)]  # not one, named often
+        self.order(0, count)
+        for first in range(0, count, BATCH):
+            self._queue.put(several[: min(BATCH, count - first)])
         self.wait(0)
 
     crowd = Rlinf.crowd

@@ -7,7 +7,7 @@ many producers' blocks into the block of one delivery, whole runs at a time.
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
 from rlinf.channel.cargo import CLAIM, LARGE, Bytes, Cargo
@@ -16,7 +16,7 @@ from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.messages import Item
 from rlinf.comm.codec import Parcel
 
-_ROW = struct.Struct("<dQIB")
+_WIDTH = struct.calcsize("<dQIB")
 
 Loaded = tuple[Cargo, float, str | None]
 """A closed item with its weight and key."""
@@ -25,8 +25,8 @@ Loaded = tuple[Cargo, float, str | None]
 class Crate(NamedTuple):
     """Items in one message; the fields of the wire."""
 
-    rows: Bytes
-    """Of each item, in order: weight, size, size of its piece of the block, kind."""
+    columns: Bytes
+    """The weights of the items, then their sizes, the sizes of their pieces of the block, kinds."""
     block: Bytes
     """The pieces of the small items, in order."""
     parcels: list[Parcel]
@@ -38,10 +38,23 @@ class Crate(NamedTuple):
 class Loading:
     """A message while it is being loaded, at a producer."""
 
-    __slots__ = ("count", "keys", "nbytes", "parcels", "pieces", "rows")
+    __slots__ = (
+        "count",
+        "keys",
+        "kinds",
+        "lengths",
+        "nbytes",
+        "parcels",
+        "pieces",
+        "sizes",
+        "weights",
+    )
 
     def __init__(self) -> None:
-        self.rows: list[bytes] = []
+        self.weights: list[float] = []
+        self.sizes: list[int] = []
+        self.lengths: list[int] = []
+        self.kinds: list[int] = []
         self.pieces: list[Bytes] = []
         self.parcels: list[Parcel] = []
         self.keys: list[str | None] | None = None
@@ -54,12 +67,15 @@ class Loading:
         kind, nbytes, content = cargo
         if kind == LARGE:
             assert isinstance(content, Parcel)
-            self.rows.append(_ROW.pack(weight, nbytes, 0, kind))
+            self.lengths.append(0)
             self.parcels.append(content)
         else:
             assert not isinstance(content, Parcel)
-            self.rows.append(_ROW.pack(weight, nbytes, len(content), kind))
+            self.lengths.append(len(content))
             self.pieces.append(content)
+        self.weights.append(weight)
+        self.sizes.append(nbytes)
+        self.kinds.append(kind)
         if key is not None and self.keys is None:
             self.keys = [None] * self.count
         if self.keys is not None:
@@ -78,7 +94,10 @@ class Loading:
             ):
                 self.add(cargo, weight, key)
             return
-        self.rows += map(_ROW.pack, weights, sizes, map(len, contents), kinds)
+        self.weights += weights
+        self.sizes += sizes
+        self.lengths += map(len, contents)
+        self.kinds += kinds
         self.pieces += contents
         self.count += len(cargos)
         self.nbytes += sum(sizes)
@@ -89,7 +108,10 @@ class Loading:
             self.keys = [None] * self.count
         if self.keys is not None:
             self.keys += other.keys or [None] * other.count
-        self.rows += other.rows
+        self.weights += other.weights
+        self.sizes += other.sizes
+        self.lengths += other.lengths
+        self.kinds += other.kinds
         self.pieces += other.pieces
         self.parcels += other.parcels
         self.count += other.count
@@ -99,7 +121,10 @@ class Loading:
         """The message."""
         pieces = self.pieces
         block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return Crate(b"".join(self.rows), block, self.parcels, self.keys)
+        columns = struct.pack(
+            _columns_of(self.count), *self.weights, *self.sizes, *self.lengths, *self.kinds
+        )
+        return Crate(columns, block, self.parcels, self.keys)
 
 
 def load(items: Sequence[Loaded]) -> Crate:
@@ -129,11 +154,26 @@ def cargos(message: Crate) -> list[Cargo]:
 class _Shelf:
     """A message at the server, for as long as one of its items is there."""
 
-    __slots__ = ("block", "rows")
+    __slots__ = ("block", "columns", "count")
 
     def __init__(self, message: Crate) -> None:
-        self.rows = memoryview(message.rows)
+        self.columns = memoryview(message.columns)
+        self.count = len(message.columns) // _WIDTH
         self.block = memoryview(message.block)
+
+    def run(self, first: int, end: int) -> tuple[memoryview, ...]:
+        """Weights, sizes, sizes of pieces and kinds of the items from `first` to before `end`."""
+        columns, count = self.columns, self.count
+        return (
+            columns[8 * first : 8 * end],
+            columns[8 * (count + first) : 8 * (count + end)],
+            columns[16 * count + 4 * first : 16 * count + 4 * end],
+            columns[20 * count + first : 20 * count + end],
+        )
+
+    def kind(self, index: int) -> int:
+        """What an item is."""
+        return self.columns[20 * self.count + index]
 
 
 Place = tuple[_Shelf, int, int, int, Parcel | None]
@@ -167,25 +207,24 @@ def claims(items: Sequence[Item]) -> list[Claim]:
     for item in items:
         place: Place = item.payload  # type: ignore[assignment]
         shelf, index, first, last, _ = place
-        if shelf.rows[(index + 1) * _ROW.size - 1] == CLAIM:
+        if shelf.kind(index) == CLAIM:
             found.append(read_claim(shelf.block[first:last]))
     return found
 
 
 def collect(items: Sequence[Item]) -> Crate:
     """One message of items from any shelves; a run that lies together is one piece."""
-    rows: list[Bytes] = []
+    runs: list[tuple[memoryview, ...]] = []
     pieces: list[Bytes] = []
     parcels: list[Parcel] = []
     keyed = False
     shelf: _Shelf | None = None
     start = until = first = last = 0
-    width = _ROW.size
     for item in items:
         place: Place = item.payload  # type: ignore[assignment]
         if place[0] is not shelf or place[1] != until:
             if shelf is not None:
-                rows.append(shelf.rows[start * width : until * width])
+                runs.append(shelf.run(start, until))
                 pieces.append(shelf.block[first:last])
             shelf, start, first = place[0], place[1], place[2]
         until, last = place[1] + 1, place[3]
@@ -193,11 +232,16 @@ def collect(items: Sequence[Item]) -> Crate:
             parcels.append(place[4])
         keyed = keyed or item.key is not None
     if shelf is not None:
-        rows.append(shelf.rows[start * width : until * width])
+        runs.append(shelf.run(start, until))
         pieces.append(shelf.block[first:last])
     keys = [item.key for item in items] if keyed else None
     block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    return Crate(b"".join(rows), block, parcels, keys)
+    columns = b"".join(chain.from_iterable(zip(*runs, strict=True)))
+    return Crate(columns, block, parcels, keys)
+
+
+def _columns_of(count: int) -> str:
+    return f"<{count}d{count}Q{count}I{count}B"
 
 
 Columns = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -205,16 +249,22 @@ Columns = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...], tuple[int, 
 
 def _columns(message: Crate) -> Columns:
     """Weights, sizes, sizes of the pieces and kinds of a message whose parts agree."""
+    count = len(message.columns) // _WIDTH
     try:
-        rows = list(_ROW.iter_unpack(message.rows))
+        flat = struct.unpack(_columns_of(count), message.columns)
     except struct.error as error:
         raise ValueError(f"malformed items: {error}") from None
-    columns: Columns = tuple(zip(*rows, strict=True)) or ((), (), (), ())  # type: ignore[assignment]
+    columns: Columns = (
+        flat[:count],
+        flat[count : 2 * count],
+        flat[2 * count : 3 * count],
+        flat[3 * count :],
+    )
     pieces, large = sum(columns[2]), columns[3].count(LARGE)
-    keys = len(rows) if message.keys is None else len(message.keys)
-    if (pieces, large, keys) != (len(message.block), len(message.parcels), len(rows)):
+    keys = count if message.keys is None else len(message.keys)
+    if (pieces, large, keys) != (len(message.block), len(message.parcels), count):
         raise ValueError(
-            f"malformed items: {len(rows)} rows of {pieces} bytes and {large} parcels, but "
+            f"malformed items: {count} items of {pieces} bytes and {large} parcels, but "
             f"{len(message.block)} bytes, {len(message.parcels)} parcels, {keys} keys"
         )
     return columns

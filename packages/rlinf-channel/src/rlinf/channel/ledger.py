@@ -1,7 +1,7 @@
 """Records of the journal as bytes: what a spool writes and reads. Items stay closed.
 
 A unit (the records of one step) is a header in JSON and the parts it names by their sizes: the
-rows, blocks and parcels of the items, as they came from their producers.
+columns, blocks and parcels of the items, as they came from their producers.
 """
 
 import json
@@ -44,7 +44,7 @@ class _Writer:
     def items(self, items: Sequence[Item]) -> list[Any]:
         """Items as a row: their keys and the sizes of their parts."""
         crate = collect(items)
-        parts: Parts = [crate.rows, crate.block]
+        parts: Parts = [crate.columns, crate.block]
         for parcel in crate.parcels:
             parts += [parcel.header, *parcel.buffers]
         self.parts += parts
@@ -131,12 +131,12 @@ class _Reader:
         """The items of a row."""
         keys, sizes, counts = row
         parts = [self._part(size) for size in sizes]
-        rows, block, *rest = parts
+        columns, block, *rest = parts
         parcels = []
         for count in counts:
             header, buffers, rest = rest[0], rest[1 : count + 1], rest[count + 1 :]
             parcels.append(Parcel(bytes(header), tuple(buffers)))
-        return shelve(Crate(rows, block, parcels, keys), channel)
+        return shelve(Crate(columns, block, parcels, keys), channel)
 
     def _part(self, size: int) -> memoryview:
         part, self._left = self._left[:size], self._left[size:]

@@ -1,8 +1,7 @@
 """Items waiting in one channel, in order, with an index by key."""
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
 
 from rlinf.channel.messages import Item
 
@@ -11,69 +10,86 @@ TOLERANCE = 1e-9
 
 
 class Lane:
-    """Items in order of admission; one that comes back takes its old place again."""
+    """Items in order of admission; one that comes back takes its old place again.
 
-    __slots__ = ("_items", "weight")
+    An item that is taken from the middle leaves its entry behind until that comes to the front.
+    """
+
+    __slots__ = ("_gone", "_items", "weight")
 
     def __init__(self) -> None:
-        self._items: OrderedDict[int, Item] = OrderedDict()
+        self._items: deque[Item] = deque()
+        self._gone: set[int] = set()
+        """Orders of the entries whose items are not here. Never that of the first."""
         self.weight = 0.0
         """Total weight; 0 exactly when empty."""
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._items) - len(self._gone)
 
     def __iter__(self) -> Iterator[Item]:
-        return iter(self._items.values())
+        gone = self._gone
+        return (i for i in self._items if i.order not in gone) if gone else iter(self._items)
 
     def head(self) -> Item:
         """The first item; the lane must not be empty."""
-        return next(iter(self._items.values()))
+        return self._items[0]
 
     def append(self, item: Item) -> None:
         """Add an item whose order is above every other's."""
-        self._items[item.order] = item
+        self._items.append(item)
         self.weight += item.weight
 
     def append_all(self, items: Collection[Item]) -> None:
         """Add items in their order."""
-        self._items.update([(item.order, item) for item in items])
+        self._items += items
         self.weight += sum([item.weight for item in items])
 
     def take_first(self, count: int) -> list[Item]:
         """Take out the first so many items."""
         items = self._items
-        if count == len(items):
-            first = list(items.values())
+        if self._gone:
+            first: list[Item] = []
+            while len(first) < count:
+                first.append(items.popleft())
+                self._trim()
+        elif count == len(items):
+            first = list(items)
             items.clear()
-            self.weight = 0.0
-            return first
-        first = [items.popitem(last=False)[1] for _ in range(count)]
+        else:
+            popleft = items.popleft
+            first = [popleft() for _ in range(count)]
         taken = sum([item.weight for item in first])
         self.weight = self.weight - taken if items else 0.0
         return first
 
     def remove(self, item: Item) -> None:
         """Take an item out, wherever it stands."""
-        del self._items[item.order]
+        self._gone.add(item.order)
+        self._trim()
         self.weight = self.weight - item.weight if self._items else 0.0
 
     def restore(self, returned: Sequence[Item]) -> None:
         """Put items back where their order belongs (`returned` ascends)."""
-        items, last = self._items, returned[-1].order
+        items, gone = self._items, self._gone
+        self.weight += sum([item.weight for item in returned])
+        if gone:
+            still = gone.intersection([item.order for item in returned])
+            gone -= still
+            returned = [item for item in returned if item.order not in still]
+        if not returned:
+            return
+        last = returned[-1].order
         before: list[Item] = []
-        while items:
-            order, item = items.popitem(last=False)
-            if order > last:
-                items[order] = item
-                items.move_to_end(order, last=False)
-                break
-            before.append(item)
-        merged = sorted(chain(before, returned), key=lambda item: item.order, reverse=True)
-        for item in merged:
-            items[item.order] = item
-            items.move_to_end(item.order, last=False)
-        self.weight += sum(item.weight for item in returned)
+        while items and items[0].order < last:
+            before.append(items.popleft())
+        merged = sorted([*before, *returned], key=lambda item: item.order, reverse=True)
+        items.extendleft(merged)
+
+    def _trim(self) -> None:
+        items, gone = self._items, self._gone
+        while items and items[0].order in gone:
+            gone.remove(items.popleft().order)
 
 
 class Lanes:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlinf.channel.cargo import CLAIM, Cargo, unpack
+from rlinf.channel.cargo import CLAIM, Cargo, unpack_all
 from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelClosed, InvalidConfig, ItemsLost, Timeout
 from rlinf.channel.inbox import Inbox
@@ -72,12 +72,12 @@ class Consumer:
         """
         wish = _wish(max_items, target_weight)
         tagged = self._inbox.take(wish, self._link.deadline(timeout), "get_batch")
-        link, allow = self._link, self._link.endpoint.config.allow_pickle
+        cargos = [cargo for _, cargo in tagged]
         try:
-            whole = [
-                open_cargo(link, cargo) if cargo[0] == CLAIM else unpack(cargo, allow)
-                for _, cargo in tagged
-            ]
+            if any(cargo[0] == CLAIM for cargo in cargos):
+                whole = [open_cargo(self._link, cargo) for cargo in cargos]
+            else:
+                whole = unpack_all(cargos, self._link.endpoint.config.allow_pickle)
         except (CodecError, ItemsLost):
             return self._good_ones(tagged)
         self._inbox.adopt([tag for tag, _ in tagged])

@@ -106,11 +106,10 @@ class Producer:
         `before`: So many of the same `put_many` are in already.
         """
         good = self._good(weights)
-        pack, cargos = self._packer.pack, []
+        cargos: list[Cargo] = []
         failed: Exception | None = None
         try:
-            for item in items[:good]:
-                cargos.append(pack(item))
+            cargos += self._packer.pack_all(items[:good])  # those before the one that fails are in
         except CodecError as error:
             failed = error
         for first, last in _messages(cargos):

@@ -14,11 +14,11 @@ LARGEST_ANSWER_BYTES = 1 << 24
 
 
 class Refused(Exception):
-    """The answer has another status than 200."""
+    """The answer has another status than 200; `body` is what it says beside that."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, body: bytes = b"") -> None:
         super().__init__(f"status {status}")
-        self.status = status
+        self.status, self.body = status, body
 
 
 FAILURES = (OSError, http.client.HTTPException)
@@ -44,7 +44,7 @@ def post(url: str, body: bytes, left_s: float) -> bytes:
         with contextlib.closing(connection.getresponse()) as answer:
             found = answer.read(LARGEST_ANSWER_BYTES)
         if answer.status != http.client.OK:
-            raise Refused(answer.status)
+            raise Refused(answer.status, found)
         return found
     finally:
         late.cancel()

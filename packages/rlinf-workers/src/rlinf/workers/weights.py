@@ -87,7 +87,7 @@ class WeightTarget(Protocol):
         """The version that is serving."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """The weights that are serving."""
+        """The weights that are serving, as far as they lie in this process."""
 
     def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
         """Copy the tensors in place, all or none of them, and serve them as this version."""
@@ -217,6 +217,8 @@ class WeightReceiver:
         """The engine serves what it was given, in its own dtype."""
         serving = self._target.state()
         for name, value in latest.state.items():
+            if name not in serving:
+                continue
             served = serving[name]
             if not torch.equal(served, value.to(served.device, served.dtype)):
                 raise WeightsCorrupt(

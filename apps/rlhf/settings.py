@@ -62,7 +62,7 @@ class RolloutConfig:
         max_new_tokens: Bound on a response.
         temperature: Of the sampling.
         dtype: In which the rollout computes; auto: bfloat16 where the device is quick at it.
-        engine: Limits of the embedded engine.
+        engine: The engine and its limits.
     """
 
     prompts: Count = 32

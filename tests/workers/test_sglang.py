@@ -1,5 +1,6 @@
 """The SGLang engine against a server that speaks its protocol, and, given a GPU, the real one."""
 
+import json
 import queue
 import threading
 
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.workers.engines.sglang.engine import SglangConfig, SglangGenerate, start_sglang
+from rlinf.workers.engines.models import ModelSpec, build_model
+from rlinf.workers.engines.sglang.engine import SglangGenerate, make
 from rlinf.workers.engines.sglang.servers import EngineServer, HttpServer
 from rlinf.workers.engines.sglang.wire import SglangRefused, check_done
+from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles import FINISH_REASONS, GenerationRequest, RolloutEngine, Sampling
 from tests.workers.sglang_server import FakeSglang, running
@@ -205,7 +208,6 @@ def test_a_server_that_fails_is_named_with_its_words(fake):
     bad = {
         "meta_info": {"finish_reason": {"type": "abort", "message": "too long", "status_code": 400}}
     }
-    import json
 
     fake.broken = {"generate": (200, json.dumps(bad).encode())}
     with pytest.raises(SglangRefused, match="too long"):
@@ -227,7 +229,7 @@ def test_what_it_cannot_do_is_said_before_anything_is_asked(fake):
         list(engine_of(fake).generate([request]))
     assert not fake.asked
     with pytest.raises(ConfigError, match="model=PATH"):
-        start_sglang(SglangConfig(), "")
+        make(ModelSpec(vocab_size=9), GenerateConfig(name="sglang"))
 
 
 class FakeEngine:
@@ -287,9 +289,6 @@ def test_the_real_engine_agrees_with_the_embedded_one(tmp_path):
     )
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU for sglang")
-    from rlinf.workers.engines.models import ModelSpec, build_model
-    from rlinf.workers.engines.torch_generate import TorchGenerate
-
     model = build_model(ModelSpec(vocab_size=256, hidden_size=256, seed=1, dtype="bfloat16"))
     model.save_pretrained(tmp_path)
     engine = SglangGenerate(EngineServer.start(str(tmp_path), skip_tokenizer_init=True))

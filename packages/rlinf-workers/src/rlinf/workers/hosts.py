@@ -14,7 +14,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf.workers.checkpoint import SavedFile, seal
 from rlinf.workers.errors import ConfigError
@@ -33,9 +33,14 @@ from rlinf.workers.worker import Worker
 if TYPE_CHECKING:
     from rlinf.workers.engines.models import ModelSpec
     from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
-    from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
+    from rlinf.workers.engines.torch_generate import GenerateConfig
     from rlinf.workers.engines.trainer_config import TrainerConfig
-    from rlinf.workers.roles import RewardEngine
+    from rlinf.workers.roles import RewardEngine, RolloutEngine
+    from rlinf.workers.weights import WeightTarget
+
+    class _ServingEngine(RolloutEngine, WeightTarget, Protocol):
+        """A rollout engine that is given weights."""
+
 
 __all__ = [
     "CriticWorker",
@@ -54,12 +59,11 @@ class RolloutWorker(Worker):
     """
 
     def __init__(self, model: "ModelSpec", config: "GenerateConfig", trainer: str) -> None:
-        from rlinf.workers.engines.models import build_model
-        from rlinf.workers.engines.torch_generate import TorchGenerate
+        from rlinf.workers.engines.plugins import ROLLOUTS, engine_maker
 
-        self._serve(TorchGenerate(build_model(model, weights=False), config), trainer)
+        self._serve(engine_maker("rollout", config.name, ROLLOUTS)(model, config), trainer)
 
-    def _serve(self, engine: "TorchGenerate", trainer: str) -> None:
+    def _serve(self, engine: "_ServingEngine", trainer: str) -> None:
         """Sample with this engine from now on."""
         from rlinf.workers.weights import WeightReceiver
 

@@ -1,7 +1,7 @@
 """Engines by the name that a configuration gives: ours, and those of other distributions.
 
 A plug-in is an entry point of the group `rlinf.engines`, named `<role>.<engine>` ("trainer.mine"),
-that loads what `TRAINERS` says of the engines of this role.
+that loads what `TRAINERS` or `ROLLOUTS` says of the engines of this role.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["GROUP", "TRAINERS", "engine_maker"]
+__all__ = ["GROUP", "ROLLOUTS", "TRAINERS", "engine_maker"]
 
 GROUP = "rlinf.engines"
 TRAINERS: Mapping[str, str] = {
@@ -20,6 +20,12 @@ TRAINERS: Mapping[str, str] = {
     "megatron": "rlinf.workers.engines.megatron:make",
 }
 """Name -> make(model, config, team): a `TrainerEngine` of this rank, with `save` and `restore`."""
+
+ROLLOUTS: Mapping[str, str] = {
+    "torch": "rlinf.workers.engines.torch_generate:make",
+    "sglang": "rlinf.workers.engines.sglang.engine:make",
+}
+"""Name -> make(model, config): a `RolloutEngine` that is a `WeightTarget` too."""
 
 
 def engine_maker(role: str, name: str, own: Mapping[str, str]) -> Callable[..., Any]:

@@ -3,52 +3,36 @@
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from rlinf.workers.bounds import Count
+from rlinf.workers.engines.models import ModelSpec
+from rlinf.workers.engines.sglang.config import SglangConfig
 from rlinf.workers.engines.sglang.servers import EngineServer, HttpServer, Named, Server
 from rlinf.workers.engines.sglang.wire import asks_of, check_done, group_of, spoken
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.rollout import GenerationRequest, Group
 
-__all__ = ["SglangConfig", "SglangGenerate", "start_sglang"]
+__all__ = ["SglangGenerate", "make"]
 
 TAGS = ["kv_cache", "weights"]
 
 
-@dataclass(frozen=True, slots=True)
-class SglangConfig:
-    """How SGLang is reached.
-
-    Attributes:
-        url: Of a server that runs; empty: an engine is started in the rollout's process, on its
-            devices. It must have been started for the model that is trained.
-        ranks: Its tensor parallel size.
-        timeout_s: Deadline of one call of it, that of a whole response included.
-        concurrency: Requests that a server is asked for at the same time.
-        bucket_bytes: Weights sent in one piece.
-    """
-
-    url: str = ""
-    ranks: Count = 1
-    timeout_s: float = 600.0
-    concurrency: Count = 256
-    bucket_bytes: Count = 512 << 20
-
-
-def start_sglang(config: SglangConfig, model_path: str) -> "SglangGenerate":
-    """The engine: of the server that the configuration names, or of one started here."""
-    if config.url:
-        limits = config.timeout_s, config.concurrency
-        server: Server = HttpServer(config.url, config.ranks, *limits)
-    elif not model_path:
-        raise ConfigError("sglang reads a transformers model folder: give model=PATH, or its url")
+def make(model: ModelSpec, config: Any) -> "SglangGenerate":
+    """The engine: of the server that `config.sglang` names, or of one started here."""
+    settings: SglangConfig = config.sglang
+    if settings.url:
+        limits = settings.timeout_s, settings.concurrency
+        server: Server = HttpServer(settings.url, settings.ranks, *limits)
+    elif model.path is None:
+        raise ConfigError(
+            "sglang reads a transformers model folder: give model=PATH, or the url of a server "
+            "that runs"
+        )
     else:
-        server = EngineServer.start(model_path, config.ranks)
-    return SglangGenerate(server, config.bucket_bytes)
+        server = EngineServer.start(str(model.path), settings.ranks)
+    return SglangGenerate(server, settings.bucket_bytes)
 
 
 class SglangGenerate:

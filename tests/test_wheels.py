@@ -18,7 +18,7 @@ NEEDS = {
 MUST_BE_ABSENT = {
     "rlinf-comm": ["torch", "ray"],
     "rlinf-channel": ["torch", "ray"],
-    "rlinf-sched": ["torch", "ray", "rlinf.comm", "rlinf.channel", "rlinf.workers"],
+    "rlinf-sched": ["torch", "ray", "yaml", "rlinf.comm", "rlinf.channel", "rlinf.workers"],
     "rlinf-workers": [],
 }
 # A plain `torch` may bring a CUDA build of several gigabytes.

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rlinf.sched import Component, FlowGraph, Profile, search
+from rlinf.sched import Component, FlowGraph, Profile, SearchConfig, search
 from rlinf.sched.cost import CostModel
 from rlinf.sched.machine import Machine
 from rlinf.sched.packing import pack
@@ -26,6 +26,20 @@ def test_no_plan_beats_the_packing(components: int):
         assert packing.seconds <= best * (1 + 1e-9)
         raised = raised_bound(model, packing, packing.seconds, 2 * best)
         assert packing.seconds <= raised <= best * (1 + 1e-9)
+
+
+def test_no_plan_is_further_from_the_best_than_its_bound_says():
+    """With narrow fronts, as for large workflows."""
+    rng = random.Random(3)
+    bounds = []
+    for _ in range(25):
+        problem = random_problem(rng, 3, 4, rng.choice([None, 0.3, 0.5, 0.8]))
+        config = SearchConfig(micro_batches=problem.micro_batches, exact_components=1)
+        plan = search(problem.graph, problem.profile(), problem.devices, problem.batch, config)
+        best, _ = brute_force(problem)
+        assert plan.seconds <= best * (1 + plan.bound) * (1 + 1e-9), plan.tree()
+        bounds.append(plan.bound)
+    assert max(bounds) > 0
 
 
 def test_waiting_raises_the_bound_of_a_chain():

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from rlinf.sched.prediction import Prediction, predict
     from rlinf.sched.profile import ComponentProfile, Profile, Sample
     from rlinf.sched.profiler import Profiler, Record
+    from rlinf.sched.recorded import recorded_factors, replay_trace, workflow_of
     from rlinf.sched.simulation import Engine, Reality, Simulation, profile_engine, simulate
+    from rlinf.sched.trace import load_trace
     from rlinf.sched.workflow import Workflow
 
 _LAZY = {
@@ -41,7 +43,9 @@ _LAZY = {
     "prediction": ("Prediction", "predict"),
     "profile": ("ComponentProfile", "Profile", "Sample"),
     "profiler": ("Profiler", "Record"),
+    "recorded": ("recorded_factors", "replay_trace", "workflow_of"),
     "simulation": ("Engine", "Reality", "Simulation", "profile_engine", "simulate"),
+    "trace": ("load_trace",),
     "workflow": ("Workflow",),
 }
 
@@ -84,14 +88,18 @@ __all__ = [
     "Workflow",
     "explain",
     "fit_times",
+    "load_trace",
     "predict",
     "profile_engine",
+    "recorded_factors",
     "replay",
+    "replay_trace",
     "robust_plan",
     "search",
     "simulate",
     "spatial_plan",
     "temporal_plan",
+    "workflow_of",
 ]
 
 

@@ -80,6 +80,12 @@ def trace_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+def trace_kinds() -> frozenset[str]:
+    """The kinds of events that are wanted."""
+    return frozenset(os.environ.get(TRACE_KINDS, "").split(",")) - {""}
+
+
 def traced_environment(folder: Path, kinds: tuple[str, ...]) -> dict[str, str]:
     """The environment of a program that is to write its trace into ``folder``."""
-    return {**os.environ, TRACE_FOLDER: str(folder), TRACE_KINDS: ",".join(kinds)}
+    where = str(folder.resolve())
+    return {**os.environ, TRACE_FOLDER: where, TRACE_KINDS: ",".join(kinds)}

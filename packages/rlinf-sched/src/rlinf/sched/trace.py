@@ -8,6 +8,9 @@ from pathlib import Path
 from rlinf.sched.errors import TraceError
 from rlinf.sched.profiler import Profiler, Record
 
+SHOWN = 0.0005
+"""Shares of the time below this are left out of a report."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -115,7 +118,9 @@ def report(spans: Sequence[Span], rows: int = 20) -> str:
             f"{100 * total.share:7.1f}% {total.nbytes / 1e6:9.2f}"
         )
     lines += ["", "busy:"]
-    lines += [f"  {where:38s} {100 * share:5.1f} %" for where, share in busy(spans).items()]
+    shares = sorted(busy(spans).items(), key=lambda item: -item[1])
+    shown = [(where, share) for where, share in shares if share >= SHOWN][:rows]
+    lines += [f"  {where:38s} {100 * share:5.1f} %" for where, share in shown]
     return "\n".join(lines)
 
 

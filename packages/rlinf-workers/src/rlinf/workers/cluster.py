@@ -33,6 +33,7 @@ from rlinf.workers.messages import CONTROLLER, Call, Flow
 from rlinf.workers.records import RecordSink, StageReport
 from rlinf.workers.server import CHANNELS, ServerProgram
 from rlinf.workers.supervision import Limits, WorkerStatistics
+from rlinf.workers.tracing import traced_communication, traced_stages
 
 __all__ = ["Cluster", "ClusterConfig", "Movable"]
 
@@ -146,6 +147,8 @@ class Cluster:
             self.devices = device_names(launcher.nodes())
         self.endpoint = Endpoint(CONTROLLER, registry=launcher.registry, config=self.comm)
         close.callback(self.endpoint.close)
+        close.enter_context(traced_communication(self.endpoint))
+        close.enter_context(traced_stages(self._sinks))
         limits = Limits(config.start_s, config.silence_s, config.heartbeat_s)
         self.controller = Controller(self.endpoint, launcher, limits)
         close.callback(self.controller.close, config.grace_s)

@@ -23,6 +23,7 @@ from rlinf.workers.flow import StageRunner
 from rlinf.workers.launch.affinity import pin
 from rlinf.workers.launch.base import Link
 from rlinf.workers.messages import CONTROLLER, SERVICE, Abort, Call, Hello, Move, Probe, Shutdown
+from rlinf.workers.tracing import traced_communication
 
 __all__ = ["WorkerProgram"]
 
@@ -61,9 +62,12 @@ class WorkerProgram:
     def run(self, link: Link) -> None:
         """Construct the worker and serve its calls until `Shutdown` or until nobody is left."""
         _set_torch_threads(self.context.place.threads)
-        with Endpoint(
-            self.id, registry=link.registry, config=self.comm, device=_device(self.devices)
-        ) as endpoint:
+        with (
+            Endpoint(
+                self.id, registry=link.registry, config=self.comm, device=_device(self.devices)
+            ) as endpoint,
+            traced_communication(endpoint),
+        ):
             _Loop(self, endpoint, link.cores).run()
 
 

@@ -8,6 +8,7 @@ from rlinf.channel import ChannelServer
 from rlinf.comm import CommConfig, Endpoint, Event, Lost, Request
 from rlinf.workers.launch.base import Link
 from rlinf.workers.messages import CONTROLLER, SERVICE, Hello, Shutdown
+from rlinf.workers.tracing import traced_communication
 
 __all__ = ["CHANNELS", "ServerProgram"]
 
@@ -43,7 +44,10 @@ class ServerProgram:
             if isinstance(event, Lost) and event.peer == CONTROLLER:
                 ending.set()
 
-        with Endpoint(self.id, registry=link.registry, config=self.comm) as endpoint:
+        with (
+            Endpoint(self.id, registry=link.registry, config=self.comm) as endpoint,
+            traced_communication(endpoint),
+        ):
             endpoint.add_sink(watch)
             endpoint.serve(SERVICE, receive)
             server = ChannelServer(endpoint)

@@ -1,0 +1,136 @@
+"""The app whose policies act in simulators, as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlinf.workers.checkpoint import newest_checkpoint
+
+pytest.importorskip("gymnasium", reason='pip install "rlinf-workers[mujoco]"')
+pytest.importorskip("mujoco", reason='pip install "rlinf-workers[mujoco]"')
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MAIN = ROOT / "apps" / "embodied" / "main.py"
+SMALL = (
+    "env=inverted_pendulum",
+    "env.parallelism=4",
+    "env.lanes=2",
+    "horizon=16",
+    "trainer.minibatch=32",
+    "trainer.epochs=2",
+    "film.steps=0",
+)
+LEARNT = ("policy_loss", "value_loss", "entropy", "grad_norm", "kl")
+
+
+def run(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(MAIN), *arguments], capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def learnt(folder: Path) -> list[float]:
+    return [line[name] for line in metrics(folder) for name in LEARNT]
+
+
+def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
+    done = run(*SMALL, f"folder={tmp_path}", "launcher=inline", "steps=3", "checkpoint.every=2")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert summary["env_steps_per_s"] > 0
+    assert [line["env_steps"] for line in metrics(tmp_path)] == [64] * 3
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    assert newest_checkpoint(tmp_path / "checkpoints").step == 3
+
+
+def test_keys_that_are_not_known_are_refused() -> None:
+    unknown = run("env=hovercraft")
+    assert unknown.returncode == 2
+    assert "env.name=hovercraft is not known: choose one of cartpole_balance" in unknown.stderr
+    mistyped = run("env=reacher", "env.paralelism=2")
+    assert "did you mean env.parallelism?" in mistyped.stderr
+
+
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    told = (*SMALL, f"folder={tmp_path}", "launcher=inline")
+    assert run(*told, "steps=2").returncode == 0
+    done = run(*told, "steps=4", "resume=true")
+    assert done.returncode == 0, done.stderr
+    assert [line["version"] for line in metrics(tmp_path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_plans_change_nothing_of_what_is_learnt(tmp_path: Path) -> None:
+    folders = {}
+    for plan in ("temporal", "spatial"):
+        folder = folders[plan] = tmp_path / plan
+        done = run(*SMALL, f"folder={folder}", "launcher=inline", "steps=4", f"plan={plan}")
+        assert done.returncode == 0, done.stderr
+        assert json.loads((folder / "summary.json").read_text())["plan"] in (plan, "single")
+    assert learnt(folders["temporal"]) == pytest.approx(learnt(folders["spatial"]), rel=1e-3)
+
+
+def test_grpo_runs_whole_episodes(tmp_path: Path) -> None:
+    told = (f"folder={tmp_path}", "launcher=inline", "steps=2", "algorithm=grpo", "group=4")
+    done = run(*SMALL, *told)
+    assert done.returncode == 0, done.stderr
+    lines = metrics(tmp_path)
+    assert [line["episodes"] for line in lines] <= [4, 4]
+    assert all(line["env_steps"] <= 64 for line in lines)
+    assert all(line["value_loss"] == 0 for line in lines)
+
+
+def find(root: int, words: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(root).children(recursive=True):
+        try:
+            if words in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", ["simulation.process", "simulator/0"])
+def test_whoever_is_killed_costs_its_episodes_only(tmp_path: Path, victim: str) -> None:
+    told = (*SMALL, f"folder={tmp_path}", "steps=40")
+    job = subprocess.Popen(
+        [sys.executable, str(MAIN), *told],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 200
+        path = tmp_path / "metrics.jsonl"
+        while not path.exists() or path.read_text().count("\n") < 3:
+            assert job.poll() is None and time.monotonic() < deadline, job.communicate()
+            time.sleep(0.1)  # polls a file that another program writes
+        struck = find(job.pid, victim)[0]
+        struck.kill()
+        _, err = job.communicate(timeout=200)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    assert job.returncode == 0, err
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 41)), "no step was repeated"
+    assert [line["version"] for line in lines] == list(range(1, 41)), "nothing learnt was lost"
+    short = [64 - line["env_steps"] for line in lines if line["env_steps"] < 64]
+    assert len(short) <= 2 and sum(short) <= 64

@@ -44,6 +44,7 @@ def learnt(folder: Path) -> list[float]:
     return [line[name] for line in metrics(folder) for name in LEARNT]
 
 
+@pytest.mark.timeout(400)
 def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     done = run(*SMALL, f"folder={tmp_path}", "launcher=inline", "steps=3", "checkpoint.every=2")
     assert done.returncode == 0, done.stderr
@@ -63,6 +64,8 @@ def test_keys_that_are_not_known_are_refused() -> None:
     assert "did you mean env.parallelism?" in mistyped.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     told = (*SMALL, f"folder={tmp_path}", "launcher=inline")
     assert run(*told, "steps=2").returncode == 0
@@ -83,6 +86,8 @@ def test_plans_change_nothing_of_what_is_learnt(tmp_path: Path) -> None:
     assert learnt(folders["temporal"]) == pytest.approx(learnt(folders["spatial"]), rel=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_grpo_runs_whole_episodes(tmp_path: Path) -> None:
     told = (f"folder={tmp_path}", "launcher=inline", "steps=2", "algorithm=grpo", "group=4")
     done = run(*SMALL, *told)

@@ -5,6 +5,7 @@ arXiv:2006.05990, found to work: several passes over shuffled minibatches, advan
 within each.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -196,8 +197,10 @@ class PolicyTrainer:
         parts = -(-len(decisions) // config.minibatch)
         for _ in range(config.epochs):
             last = torch.zeros(6)
-            for rows in torch.randperm(len(decisions), generator=generator).tensor_split(parts):
-                last += self._update(decisions[rows])
+            shuffled = decisions[torch.randperm(len(decisions), generator=generator)]
+            ends = torch.arange(parts + 1) * len(decisions) // parts
+            for begin, end in itertools.pairwise(ends.tolist()):
+                last += self._update(shuffled[begin:end])
             sums, updates = sums + last, updates + parts
             kl = float(last[4]) / parts
             if config.target_kl and kl > config.target_kl:

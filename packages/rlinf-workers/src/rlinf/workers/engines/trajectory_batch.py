@@ -127,7 +127,7 @@ class Flat:
     def __len__(self) -> int:
         return len(self.logprobs)
 
-    def __getitem__(self, rows: Tensor) -> "Flat":
+    def __getitem__(self, rows: Tensor | slice) -> "Flat":
         return Flat(
             {name: shown[rows] for name, shown in self.shown.items()},
             self.choices[rows],

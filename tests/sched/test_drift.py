@@ -96,6 +96,7 @@ def test_a_square_wave_does_not_make_the_gain_rule_flap():
 
 
 def test_a_doubling_is_seen_once_and_answered_once():
+    """S11: the length of responses doubles at some step."""
     rule = DeviationRule()
     decided = [rule.step(Observation(k, {"rollout": 1.0 if k < 20 else 2.0})) for k in range(60)]
     found = [d for d in decided if d is not None]
@@ -103,3 +104,12 @@ def test_a_doubling_is_seen_once_and_answered_once():
     assert found[0].iteration == 27
     assert found[0].factors["rollout"] == pytest.approx(2.0)
     assert "rollout is +100 % off" in found[0].because
+
+
+def test_a_trend_is_followed_ahead():
+    """A steady rise is planned for where it leads, not for what was seen."""
+    rule = GainRule(lambda f: (max(0.0, f["x"] - 1.4), None), switch_s=1)
+    times = np.linspace(1, 2, 200)
+    steps = [rule.step(Observation(k, {"x": float(time)})) for k, time in enumerate(times)]
+    first = next(step for step in steps if step is not None)
+    assert 1.03 < first.factors["x"] / times[first.iteration] < 1.06

@@ -265,3 +265,33 @@ def test_random_faults_lose_and_repeat_no_answer(seed: int) -> None:
     assert core.stopped is not None or not failed
     for calls in submitted.values():
         assert [call for call in done if call in calls] == [call for call in calls if call in done]
+
+
+def test_one_that_leaves_does_what_it_was_asked_before() -> None:
+    core = Supervision(Limits())
+    core.step(Join("w/0", restarts=3), 0.0)
+    core.step(Started("w/0", 0, pid=1), 0.0)
+    core.step(Submit("w/0", 1), 0.0)
+    assert core.step(Submit("w/0", 2, stateless=True, leaves=True), 0.0) == [Send("w/0", 0, 2)]
+    [refused] = core.step(Submit("w/0", 3), 0.0)
+    assert isinstance(refused, Fail) and "has left its group" in str(refused.error)
+    assert Launch("w/0", 1) in core.step(Died("w/0", 0, "killed"), 1.0)
+    assert core.step(Started("w/0", 1, pid=2), 2.0) == [
+        Send("w/0", 1, 1),
+        Send("w/0", 1, 2),
+    ]
+    assert core.step(Answered("w/0", 1, 1), 3.0) == [Release(1)]
+    assert core.step(Answered("w/0", 1, 2), 3.0) == [Release(2)]
+    assert core.statistics() == () and not core.is_running("w/0")
+    assert core.step(Died("w/0", 1, "it ended by itself"), 4.0) == []
+    assert core.step(Tick(), 500.0) == []
+
+
+def test_one_that_dies_with_nothing_to_do_but_leave_has_left() -> None:
+    core = Supervision(Limits())
+    core.step(Join("w/0", restarts=3), 0.0)
+    core.step(Submit("w/0", 1, leaves=True), 0.0)
+    core.step(Started("w/0", 0, pid=1), 0.0)
+    commands = core.step(Died("w/0", 0, "killed"), 1.0)
+    assert [type(command) for command in commands] == [Kill, Release]
+    assert core.statistics() == ()

@@ -49,10 +49,12 @@ class Context:
     Attributes:
         place: Where it computes; the framework replaces the context when the group moves.
         incarnation: 0 for the first start, one more after each restart.
+        late: It joined a group that was running.
     """
 
     place: Place = Place()
     incarnation: int = 0
+    late: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -94,11 +96,12 @@ class WorkerBase:
         return 0.0
 
     def recovered(self) -> None:
-        """Called instead of nothing in a restarted worker, after its constructor, before any call.
+        """Called in a worker that is restarted or joins late, before any call.
 
-        The place to fetch from others what the dead incarnation had, such as current weights. The
-        others may be busy in a stage: ask a service of theirs (`self.endpoint.call`), which their
-        dispatching thread answers. If it raises, the restart has failed.
+        Its constructor has run. The place to fetch from others what one that was there would have,
+        such as current weights. The others may be busy in a stage: ask a service of theirs
+        (`self.endpoint.call`), which their dispatching thread answers. If it raises, the start has
+        failed.
         """
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from rlinf.comm.errors import CodecError, RemoteError
 from rlinf.workers import supervision as sv
 from rlinf.workers.errors import Aborted, ClusterClosed, StartError, WorkerError
 from rlinf.workers.launch.base import Launcher, Process, Program
-from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Move, Probe, Shutdown
+from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Leave, Move, Probe, Shutdown
 
 __all__ = ["Controller", "Factory"]
 
@@ -51,7 +51,7 @@ class _Pending:
     """A call somebody waits for."""
 
     worker: str
-    call: Call | Move
+    call: Call | Move | Leave
     handle: Handle[Any]
     value: Any = None
     error: BaseException | None = None
@@ -104,7 +104,7 @@ class Controller:
         """Done once the worker has started for the first time; fails with the job's failure."""
         return self._seats[worker].started
 
-    def submit(self, worker: str, call: Call | Move, what: str) -> Handle[Any]:
+    def submit(self, worker: str, call: Call | Move | Leave, what: str) -> Handle[Any]:
         """Call a worker, as soon as it has started; sent again should it die and be restarted.
 
         The handle fails with what the method raised, `WorkerDied`, `Aborted` or `ClusterClosed`.
@@ -115,7 +115,19 @@ class Controller:
             self._fail(call.number, ClusterClosed(f"{what}: the cluster is closed"))
         else:
             restores = isinstance(call, Call) and call.method == RESTORE
-            self._step(sv.Submit(worker, call.number, restores, isinstance(call, Move)))
+            stateless, leaves = not isinstance(call, Call), isinstance(call, Leave)
+            self._step(sv.Submit(worker, call.number, restores, stateless, leaves))
+        return handle
+
+    def leave(self, worker: str) -> Handle[Any]:
+        """Have a worker end once it has done what it was asked before; done when it has."""
+        handle = self.submit(worker, Leave(self.number()), f"{worker} leaves")
+
+        def left(_: Handle[Any]) -> None:
+            self._tell(worker, Shutdown())
+            self._hands_do(self._bury, worker)
+
+        handle.add_done_callback(left)
         return handle
 
     def number(self) -> int:
@@ -156,6 +168,12 @@ class Controller:
                 process.kill()
         self._clock.join()
 
+    def _bury(self, worker: str) -> None:
+        seat = self._seats.pop(worker, None)
+        if seat is not None and seat.process is not None:
+            seat.process.join(LAST_WORDS_S)
+            seat.process.kill()  # its program has ended; what hosted it may still be there
+
     # -- what comes in ----------------------------------------------------------------------------
 
     def _hello(self, request: Request) -> None:
@@ -182,7 +200,9 @@ class Controller:
             self._hands_do(self._lost, str(event.peer), seat.incarnation, event.reason)
 
     def _lost(self, worker: str, incarnation: int, reason: str) -> None:
-        seat = self._seats[worker]
+        seat = self._seats.get(worker)
+        if seat is None:
+            return
         if seat.incarnation == incarnation and seat.process is not None:
             seat.process.join(LAST_WORDS_S)
         self._step(sv.Died(worker, incarnation, f"its connection broke ({reason})"))

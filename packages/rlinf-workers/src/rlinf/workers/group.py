@@ -11,6 +11,7 @@ workers have started wait for them.
 import difflib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rlinf.channel import Channel, ChannelRef
@@ -20,7 +21,7 @@ from rlinf.sched import Placement, Plan
 from rlinf.workers.base import Context, Place, WorkerBase
 from rlinf.workers.cluster import Cluster
 from rlinf.workers.devices import rank_places
-from rlinf.workers.errors import Aborted, MethodUnknown
+from rlinf.workers.errors import Aborted, ConfigError, MethodUnknown
 from rlinf.workers.messages import Call, Flow, Move
 from rlinf.workers.process import WorkerProgram
 from rlinf.workers.stages import holds_state, public_methods, stages
@@ -60,11 +61,13 @@ class Group(Generic[W]):
             InfeasiblePlacement: The cluster does not have the devices, or ranks cannot share them.
         """
         places = self._places(place)
-        group = WorkerGroup(self._cluster, self._cls, self._name, tuple(range(self._count)), places)
+        ranks = tuple(range(self._count))
+        group = WorkerGroup(self._cluster, self._cls, self._name, ranks, places)
+        group.join = partial(self._join, places)
         group.managed = place is None and not self._cls.host_only
         self._cluster.claim(group)
-        for rank in range(self._count):
-            self._join(f"{self._name}/{rank}", rank, places)
+        for rank in ranks:
+            self._join(places, rank)
         return group
 
     def _places(self, place: Placement | Plan | None) -> list[Place]:
@@ -79,15 +82,20 @@ class Group(Generic[W]):
         placement = placements[self._name]
         return rank_places(self._name, self._count, placement, self._cluster.devices, place.batch)
 
-    def _join(self, id: str, rank: int, places: Sequence[Place]) -> None:
+    def _join(self, places: Sequence[Place], rank: int, late: bool = False) -> None:
+        """Start a rank; `places` are those of the group at any time."""
+        id = f"{self._name}/{rank}"
+
         def program(incarnation: int) -> WorkerProgram:
+            # One that dies while it leaves has no place any more, but work to finish.
+            place = places[rank] if rank < len(places) else Place()
             return WorkerProgram(
                 id=id,
                 cls=self._cls,
                 args=self._args,
                 kwargs=self._kwargs,
-                world_size=self._count,
-                context=Context(places[rank], incarnation),
+                world_size=len(places),
+                context=Context(place, incarnation, late),
                 comm=self._cluster.comm,
             )
 
@@ -111,8 +119,10 @@ class WorkerGroup:
         self._methods = public_methods(cls)
         self._stages = stages(cls)
         self._calls = 0
+        self._batch: int | None = None
         self.name = name
         self.managed = False
+        self.join: Callable[[int, bool], None] | None = None
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -122,9 +132,10 @@ class WorkerGroup:
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def __getitem__(self, rank: int) -> "WorkerGroup":
-        """The group reduced to one rank."""
-        return WorkerGroup(self._cluster, self._cls, self.name, (self._ranks[rank],), self._places)
+    def __getitem__(self, rank: int | slice) -> "WorkerGroup":
+        """The group reduced to one rank, or to several."""
+        ranks = self._ranks[rank] if isinstance(rank, slice) else (self._ranks[rank],)
+        return WorkerGroup(self._cluster, self._cls, self.name, ranks, self._places)
 
     def __getattr__(self, name: str) -> "Method":
         if name.startswith("_"):
@@ -149,13 +160,54 @@ class WorkerGroup:
             InfeasiblePlacement: The cluster does not have the devices, or ranks cannot share them.
         """
         places = rank_places(self.name, len(self._places), placement, self._cluster.devices, batch)
+        self._batch = batch
+        for rank in self._ranks:
+            self._places[rank] = places[rank]
+        return gather(self._moved(), f"moving {self.name}")
+
+    def resize(self, count: int, placement: Placement | None = None) -> Handle[list[Any]]:
+        """Have so many workers from the next call on, on these devices; None: on those it has.
+
+        Those that join are constructed as the first ones were, and `recovered`, which is where they
+        fetch current weights. Those that leave, the last ones, do first what they were asked
+        before. The handle is done when all of that is.
+
+        Raises:
+            ConfigError: It holds state, which has to come from a checkpoint at another size; or
+                this is a part of a group.
+            InfeasiblePlacement: The ranks cannot share the devices.
+        """
+        if count < 1:
+            raise ConfigError(f"group {self.name} cannot have {count} workers: at least one stays")
+        if self.join is None or holds_state(self._cls):
+            why = "holds state" if self.join is not None else "is a part of one"
+            raise ConfigError(
+                f"group {self.name} {why}: its size is fixed while it runs; end the run and resume "
+                "it at another size"
+            )
+        before, placement = len(self._ranks), placement or self._places[0].placement
+        devices = self._cluster.devices
+        if placement is None:
+            self._places[:] = [self._places[0]] * count
+        else:
+            self._places[:] = rank_places(self.name, count, placement, devices, self._batch)
+        controller, leaving = self._cluster.controller, self.ids[count:]
+        self._ranks = tuple(range(count))
+        handles = [controller.leave(id) for id in leaving]
+        handles += self[:before]._moved()
+        for rank in range(before, count):
+            self.join(rank, True)
+            handles.append(controller.started(f"{self.name}/{rank}"))
+        return gather(handles, f"resizing {self.name} to {count}")
+
+    def _moved(self) -> list[Handle[Any]]:
+        """Tell each rank of its place, and of how many there are."""
         controller = self._cluster.controller
         handles = []
         for rank, id in zip(self._ranks, self.ids, strict=True):
-            self._places[rank] = places[rank]
-            move = Move(controller.number(), places[rank])
+            move = Move(controller.number(), self._places[rank], len(self._places))
             handles.append(controller.submit(id, move, f"moving {id}"))
-        return gather(handles, f"moving {self.name}")
+        return handles
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until every worker is constructed.

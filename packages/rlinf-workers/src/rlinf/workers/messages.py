@@ -1,8 +1,8 @@
 """What a controller and its workers say to each other: frozen data.
 
 The controller serves "controller" and takes `Hello`. Each worker process serves "worker" and takes
-the others: `Call` and `Move` are queued for the main thread and answered when they are done;
-`Probe`, `Abort` and `Shutdown` are answered at once, whatever the main thread is doing.
+the others: `Call`, `Move` and `Leave` are queued for the main thread and answered when they are
+done; `Probe`, `Abort` and `Shutdown` are answered at once, whatever the main thread is doing.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,18 @@ from rlinf.comm import WorkerId
 from rlinf.workers.base import Place
 from rlinf.workers.errors import StartError
 
-__all__ = ["CONTROLLER", "SERVICE", "Abort", "Call", "Flow", "Hello", "Move", "Probe", "Shutdown"]
+__all__ = [
+    "CONTROLLER",
+    "SERVICE",
+    "Abort",
+    "Call",
+    "Flow",
+    "Hello",
+    "Leave",
+    "Move",
+    "Probe",
+    "Shutdown",
+]
 
 CONTROLLER = WorkerId("controller", 0)
 SERVICE = "worker"
@@ -52,11 +63,23 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Compute there from now on; `number` counts with those of the calls."""
+    """Compute there from now on; `number` counts with those of the calls.
+
+    `world_size`: how many workers the group has now; None: as many as before.
+    """
 
     number: int
     place: Place
+    world_size: int | None = None
     method: str = "move"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Say that all calls which came before are done; `Shutdown` follows."""
+
+    number: int
+    method: str = "leave"
 
 
 @dataclass(frozen=True, slots=True)

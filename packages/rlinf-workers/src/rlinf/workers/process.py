@@ -22,7 +22,17 @@ from rlinf.workers.errors import Aborted, CallError, StageError, StartError, Wor
 from rlinf.workers.flow import StageRunner
 from rlinf.workers.launch.affinity import pin
 from rlinf.workers.launch.base import Link
-from rlinf.workers.messages import CONTROLLER, SERVICE, Abort, Call, Hello, Move, Probe, Shutdown
+from rlinf.workers.messages import (
+    CONTROLLER,
+    SERVICE,
+    Abort,
+    Call,
+    Hello,
+    Leave,
+    Move,
+    Probe,
+    Shutdown,
+)
 from rlinf.workers.tracing import traced_communication
 
 __all__ = ["WorkerProgram"]
@@ -104,7 +114,7 @@ class _Loop:
 
     def _receive(self, request: Request) -> None:
         message = request.payload
-        if isinstance(message, Call | Move):
+        if isinstance(message, Call | Move | Leave):
             self._inbox.put(request)
             return
         if isinstance(message, Abort):
@@ -137,7 +147,7 @@ class _Loop:
             _set_torch_threads(program.context.place.threads)
             self._worker = worker
             self._runner = StageRunner(worker)
-            if program.context.incarnation:
+            if program.context.incarnation or program.context.late:
                 worker.recovered()
         except Exception as error:  # noqa: BLE001 - the edge of a process; goes to the controller
             name = program.cls.__name__
@@ -146,9 +156,12 @@ class _Loop:
         return None
 
     def _execute(self, request: Request) -> None:
-        call: Call | Move = request.payload
+        call: Call | Move | Leave = request.payload
+        if isinstance(call, Leave):
+            request.reply(None)
+            return
         try:
-            value = self._call(call) if isinstance(call, Call) else self._move(call.place)
+            value = self._call(call) if isinstance(call, Call) else self._move(call)
         except WorkerError as error:
             request.fail(error)
         except Exception as error:  # noqa: BLE001 - the edge of a process; goes to the caller
@@ -164,10 +177,11 @@ class _Loop:
             with self._lock:
                 self._aborted.pop(call.number, None)
 
-    def _move(self, place: Place) -> Place:
+    def _move(self, move: Move) -> Place:
         """Compute elsewhere: the state goes along, nothing else of it changes."""
-        worker = self._worker
+        worker, place = self._worker, move.place
         assert worker is not None
+        worker.world_size = move.world_size or worker.world_size
         if place.devices != worker.context.devices:
             if self._allowed:
                 pin(self._allowed, place.cores)

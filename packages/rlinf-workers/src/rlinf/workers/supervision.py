@@ -16,6 +16,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlinf.workers.errors import StartError, StateLost, WorkerDied, WorkerError
+from rlinf.workers.incidents import (
+    Answered,
+    Command,
+    Died,
+    Event,
+    Fail,
+    Forget,
+    Heard,
+    Join,
+    Kill,
+    Launch,
+    Ping,
+    Release,
+    Send,
+    Started,
+    Stop,
+    Submit,
+    Tick,
+)
 
 __all__ = [
     "Answered",
@@ -56,148 +75,6 @@ class Limits:
     heartbeat_s: float = 2.0
 
 
-# -- events: what has happened --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """A worker belongs to the job from now on and may be restarted so many times in a row.
-
-    `unit`: the workers that hold a state together and lose it together; empty: it holds none.
-    """
-
-    worker: str
-    restarts: int
-    unit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Somebody calls the worker; `call` is a number used once.
-
-    `restores`: it brings state back. `stateless`: it is carried out whether state was lost or not.
-    """
-
-    worker: str
-    call: int
-    restores: bool = False
-    stateless: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Nobody waits for the call any more: do not send it again."""
-
-    worker: str
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """This incarnation is constructed and takes calls."""
-
-    worker: str
-    incarnation: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """This incarnation has answered the call, with a value or an error."""
-
-    worker: str
-    incarnation: int
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """This incarnation has answered a ping."""
-
-    worker: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """This incarnation is gone. `fault`: its constructor raised, so trying again is in vain."""
-
-    worker: str
-    incarnation: int
-    cause: str
-    fault: StartError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Join | Submit | Forget | Started | Answered | Heard | Died | Tick
-
-# -- commands: what is to be done -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Start a process for this incarnation; `cause`: how the one before died."""
-
-    worker: str
-    incarnation: int
-    cause: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send the call to this incarnation; it must answer with `Answered`."""
-
-    worker: str
-    incarnation: int
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Ask this incarnation for a sign of life."""
-
-    worker: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """See to it that this incarnation is gone, however it got there."""
-
-    worker: str
-    incarnation: int
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """The call is done: give its answer to whoever waits."""
-
-    call: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The call will never be answered: give this error to whoever waits."""
-
-    call: int
-    error: WorkerError
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The job is over, because of this error; all calls have failed with it."""
-
-    error: WorkerError
-
-
-Command = Launch | Send | Ping | Kill | Release | Fail | Stop
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
     """One worker at one moment.
@@ -234,6 +111,8 @@ class _Member:
     """In a row: a call that is done sets it back."""
     heard: float = 0.0
     pinged: bool = False
+    leaves: int | None = None
+    """The call with which it ends."""
     calls: dict[int, bool] = field(default_factory=dict)
     """Not yet answered, in order of submission, and whether each is `stateless`."""
 
@@ -261,7 +140,8 @@ class Supervision:
 
     def is_running(self, worker: str) -> bool:
         """Whether its current incarnation takes calls."""
-        return self._members[worker].running
+        member = self._members.get(worker)
+        return member is not None and member.running
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Take in one event and say what to do, in that order."""
@@ -276,16 +156,11 @@ class Supervision:
             member = _Member(restarts=event.restarts, since=now, unit=event.unit)
             self._members[event.worker] = member
             yield Launch(event.worker, 0)
+        elif event.worker not in self._members:
+            if isinstance(event, Submit):
+                yield Fail(event.call, _gone(event.worker))
         elif isinstance(event, Submit):
-            member = self._members[event.worker]
-            if event.restores:
-                member.lost = None
-            if member.lost is not None and not event.stateless:
-                yield Fail(event.call, member.lost)
-                return
-            member.calls[event.call] = event.stateless
-            if member.running:
-                yield Send(event.worker, member.incarnation, event.call)
+            yield from self._submit(event, self._members[event.worker])
         elif isinstance(event, Forget):
             self._members[event.worker].calls.pop(event.call, None)
         else:
@@ -295,19 +170,44 @@ class Supervision:
             if isinstance(event, Started):
                 yield from self._start(event, member, now)
             elif isinstance(event, Answered):
-                yield from _answer(event, member, now)
+                yield from self._answer(event, member, now)
             elif isinstance(event, Heard):
                 member.heard, member.pinged = now, False
             else:
                 yield from self._die(event, member, now)
+
+    def _submit(self, event: Submit, member: _Member) -> Iterator[Command]:
+        if event.restores:
+            member.lost = None
+        if member.leaves is not None:
+            yield Fail(event.call, _gone(event.worker))
+        elif member.lost is not None and not event.stateless:
+            yield Fail(event.call, member.lost)
+        else:
+            member.calls[event.call] = event.stateless
+            member.leaves = event.call if event.leaves else None
+            if member.running:
+                yield Send(event.worker, member.incarnation, event.call)
 
     def _start(self, event: Started, member: _Member, now: float) -> Iterator[Command]:
         member.running, member.pid, member.heard, member.pinged = True, event.pid, now, False
         for call in member.calls:
             yield Send(event.worker, member.incarnation, call)
 
+    def _answer(self, event: Answered, member: _Member, now: float) -> Iterator[Command]:
+        member.heard, member.deaths = now, 0
+        if event.call in member.calls:
+            del member.calls[event.call]
+            if event.call == member.leaves:
+                del self._members[event.worker]
+            yield Release(event.call)
+
     def _die(self, event: Died, member: _Member, now: float) -> Iterator[Command]:
         yield Kill(event.worker, event.incarnation, event.cause)
+        if member.leaves is not None and list(member.calls) == [member.leaves]:
+            del self._members[event.worker]
+            yield Release(member.leaves)
+            return
         if event.fault is not None and member.incarnation == 0:
             yield from self._stop(event.fault)
             return
@@ -341,7 +241,7 @@ class Supervision:
         late = 0.0 if self._ticked is None else now - self._ticked - self.limits.heartbeat_s
         pause = late if late > self.limits.heartbeat_s else 0.0
         self._ticked = now
-        for worker, member in self._members.items():
+        for worker, member in list(self._members.items()):
             member.heard += pause
             member.since += pause
             if not member.running and now - member.since > self.limits.start_s:
@@ -361,11 +261,9 @@ class Supervision:
                 return
 
 
-def _answer(event: Answered, member: _Member, now: float) -> Iterator[Command]:
-    member.heard, member.deaths = now, 0
-    if event.call in member.calls:
-        del member.calls[event.call]
-        yield Release(event.call)
+def _gone(worker: str) -> WorkerError:
+    text = f"{worker} has left its group: call the group as it is now"
+    return WorkerDied(text, worker=worker, cause="it was asked to leave")
 
 
 def _lose(member: _Member, lost: StateLost) -> Iterator[Command]:

@@ -23,6 +23,7 @@ class OptimiserConfig:
     Attributes:
         lr: Learning rate after the warm-up.
         warmup_steps: Steps over which it rises linearly; 0: none.
+        decay_steps: Steps from the first one over which it falls linearly to a tenth; 0: none.
         beta1: Decay of the mean gradient.
         beta2: Decay of the mean squared gradient.
         weight_decay: Share of a parameter taken off per unit of learning rate.
@@ -31,6 +32,7 @@ class OptimiserConfig:
 
     lr: NonNegative = 5e-4
     warmup_steps: Natural = 5
+    decay_steps: Natural = 0
     beta1: Share = 0.9
     beta2: Share = 0.95
     weight_decay: NonNegative = 0.0
@@ -67,8 +69,10 @@ class Optimiser:
     @property
     def lr(self) -> float:
         """Learning rate of the current (next to be finished) step."""
-        warm = self._config.warmup_steps
-        return self._config.lr * min(1.0, (self._calls + 1) / warm if warm else 1.0)
+        warm, decay, count = self._config.warmup_steps, self._config.decay_steps, self._calls + 1
+        risen = min(1.0, count / warm) if warm else 1.0
+        fallen = 0.9 * min(1.0, count / decay) if decay else 0.0
+        return self._config.lr * risen * (1.0 - fallen)
 
     def step(self, weight: float) -> float:
         """Divide the gradient by `weight`, clip, step and clear it. Returns its norm before that.

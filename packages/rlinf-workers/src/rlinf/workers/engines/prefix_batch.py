@@ -6,7 +6,7 @@ in padded ones (`Slots`). The last token of a response predicts nothing and is l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,16 @@ class PrefixBatch:
     def row_token_count(self) -> int:
         """Tokens of all rows as if each carried its own prompt: the work without sharing."""
         return int(self.prompt_lengths[self.row_prompt].sum()) + len(self.targets)
+
+    def predicting(self, wanted: Tensor) -> "PrefixBatch":
+        """The batch reduced to the predictions of some response tokens, `wanted` bool [R].
+
+        All tokens are read as before; only `outputs`, `source` and `targets` are fewer.
+        """
+        outputs, source = torch.unique(self.source[wanted], return_inverse=True)
+        return replace(
+            self, outputs=self.outputs[outputs], source=source, targets=self.targets[wanted]
+        )
 
     @classmethod
     def of(cls, groups: Sequence[Rows], device: torch.device | str = "cpu") -> "PrefixBatch":

@@ -13,7 +13,7 @@ from rlinf.workers.engines.layers import recompute_layers, select_trainable
 from rlinf.workers.engines.models import quick_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
-from rlinf.workers.engines.policy_batch import MicroBatch, TrainRows, cut
+from rlinf.workers.engines.policy_batch import MicroBatch, TrainRows, cut, padded
 from rlinf.workers.engines.policy_step import Pair, policy_loss, settle, supervised_rows
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.engines.sampling import token_logprobs
@@ -134,11 +134,11 @@ class TorchTrainer:
         total = 0.0
         for start in range(0, len(pairs), size):
             rows = supervised_rows(pairs[start : start + size])
-            logprobs = self._logprobs(PrefixBatch.of(rows, self._device), Sampling())
+            part = PrefixBatch.of(rows, self._device)
             if written is not None:
                 counts = np.concatenate(written[start : start + size])
-                logprobs = logprobs[torch.from_numpy(counts).to(self._device)]
-            loss = -logprobs.sum()
+                part = part.predicting(torch.from_numpy(counts).to(self._device))
+            loss = -self._logprobs(part, Sampling()).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         counted = written or [np.ones(len(response), bool) for _, response in pairs]
@@ -198,6 +198,11 @@ class TorchTrainer:
             logits, source = self._backbone.logits(batch)
         return token_logprobs(logits, source, batch.targets, sampling)
 
+    def _wanted_logprobs(self, batch: PrefixBatch, sampling: Sampling, wanted: Tensor) -> Tensor:
+        """The same, 0 for tokens that are not `wanted`, bool [R]: these cost no logits."""
+        found = self._logprobs(batch.predicting(wanted), sampling)
+        return found.new_zeros(len(wanted)).index_put((wanted,), found)
+
     @property
     def _frozen(self) -> bool:
         return self._optimiser.calls < self._config.frozen_steps
@@ -221,7 +226,9 @@ class TorchTrainer:
     def _backward(self, micro: MicroBatch) -> PartialStats:
         """The gradient of a micro-batch's summed loss."""
         batch = PrefixBatch.of([part.rows for part in micro], self._device)
-        logprobs = self._logprobs(batch, micro[0].sampling)
+        layout, masks = batch.responses, [part.mask.astype(np.float32) for part in micro]
+        wanted = layout.gather(padded(masks, layout.width, self._device) != 0)
+        logprobs = self._wanted_logprobs(batch, micro[0].sampling, wanted)
         total, parts = policy_loss(micro, batch, logprobs, self._config)
         total.backward()  # type: ignore[no-untyped-call]
         return parts

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlinf.workers.bounds import Count, Natural
-from rlinf.workers.episodes.turn_format import Answer, Call, Invalid, TurnFormat
+from rlinf.workers.episodes.turn_format import Action, Answer, Call, Invalid, TurnFormat
 from rlinf.workers.roles.episode import OUTCOMES, Episodes, Outcome
 from rlinf.workers.roles.rollout import FINISH_REASONS, GenerationRequest, Group
 from rlinf.workers.roles.tool import Observation
@@ -65,14 +65,14 @@ class Language:
 
     def __init__(self, codec: Codec, turns: TurnFormat) -> None:
         self.codec, self.turns = codec, turns
-        self._closing = np.array([">" in text for text in codec.vocabulary()], bool)
+        self._closing = frozenset(i for i, text in enumerate(codec.vocabulary()) if ">" in text)
         # Tags are control tokens where the vocabulary has them: they are ours, not the tool's.
         self._before = self._tag(f"{turns.opening}")
         self._after = self._tag(f"{turns.closing}")
 
     def may_end(self, token: int) -> bool:
         """Whether an action may end with this token."""
-        return bool(self._closing[token])
+        return token in self._closing
 
     def observation(self, text: str, room: int) -> list[int]:
         """A tool's answer with its tags, at most `room` tokens; the closing tag is always there."""
@@ -126,14 +126,14 @@ class Episode:
 
         After this the episode may be over: see `outcome`.
         """
-        self._append([token], True)
-        self.logprobs[-1] = logprob
+        self.ids.append(token)
+        self.written.append(True)
+        self.logprobs.append(logprob)
         self.drawn += 1
         if token in self._stop_ids:
             self._end("format_error", stopped=True)
-        elif self._language.may_end(token):
-            text = self._language.codec.decode(self.ids[self._turn :])
-            action = self._language.turns.read(text)
+        else:
+            action = self._read(token)
             if action is not None:
                 return self._act(action)
         if self.outcome is None and self._full:
@@ -152,11 +152,24 @@ class Episode:
         if room < LEAST_OBSERVATION or len(ids) > room:
             self._end("budget")
             return []
-        self._append(ids, False)
+        self.ids += ids
+        self.written += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
         self._turn = len(self.ids)
         return ids
 
-    def _act(self, action: Answer | Call | Invalid) -> Call | Invalid | None:
+    @property
+    def turn(self) -> Sequence[int]:
+        """What the model wrote since the last observation."""
+        return self.ids[self._turn :]
+
+    def _read(self, token: int) -> Action | None:
+        """The action that this token completes."""
+        if not self._language.may_end(token):
+            return None
+        return self._language.turns.read(self._language.codec.decode(self.turn))
+
+    def _act(self, action: Action) -> Call | Invalid | None:
         if isinstance(action, Answer):
             self._end("answered", stopped=True)
         elif isinstance(action, Invalid) and action.final:
@@ -177,11 +190,6 @@ class Episode:
         failing = self._failing and outcome != "answered"
         self.outcome = "tool_failure" if failing else outcome
         self.stopped = stopped
-
-    def _append(self, ids: Sequence[int], written: bool) -> None:
-        self.ids += ids
-        self.written += [written] * len(ids)
-        self.logprobs += [0.0] * len(ids)
 
 
 def group_of(episodes: Sequence[Episode]) -> Group:

@@ -17,7 +17,7 @@ from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.torch_episodes import EpisodeConfig
-from rlinf.workers.engines.torch_trainer import TrainerConfig
+from rlinf.workers.engines.trainer_config import TrainerConfig
 from rlinf.workers.episodes.codec import TextCodec
 from rlinf.workers.episodes.episode import Language
 from rlinf.workers.episodes.template import generation_prompt

@@ -223,6 +223,27 @@ def test_every_algorithm_runs(tmp_path: Path, algorithm: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "engine", ["engine=fsdp", "engine=megatron parallel.tensor=2", "engine=megatron"]
+)
+def test_two_trainer_ranks_and_on_with_one(tmp_path: Path, engine: str) -> None:
+    """The whole job with the trainer on two processes; its checkpoint goes on with the plain one."""
+    if "megatron" in engine:
+        pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    chosen = [f"trainer.{setting}" for setting in engine.split()]
+    done = run(f"folder={tmp_path}", *SHORT, "steps=2", "trainer.ranks=2", *chosen)
+    assert done.returncode == 0, done.stderr
+    done = run(f"folder={tmp_path}", *SHORT, "steps=4", "resume=true")
+    assert done.returncode == 0, done.stderr
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["version"] for line in lines] == [1, 2, 3, 4]
+    assert all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines)
+    assert all(line["ratio_deviation"] < 1e-4 for line in lines), "it trains what was sampled"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_killed_rollout_worker_is_replaced_and_the_run_ends_well(
     tmp_path: Path, started: list[Started]

@@ -10,6 +10,8 @@ from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from rlinf.workers.engines.backbone import TransformersBackbone, backbone_of
@@ -37,6 +39,11 @@ def qwen(**changes):
 
 def llama(**changes):
     return LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 2} | changes))
+
+
+def qwen3(**changes):
+    own = {"num_key_value_heads": 2, "head_dim": 16}
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES | own | changes))
 
 
 def gpt2():
@@ -80,7 +87,7 @@ def expected_logits(model, groups):
     return torch.cat(found).float()
 
 
-MODELS = {"qwen2": qwen, "llama": llama, "gpt2": gpt2}
+MODELS = {"qwen2": qwen, "qwen3": qwen3, "llama": llama, "gpt2": gpt2}
 BATCHES = {
     "even": [(7, 4, 1), (7, 4, 1)],
     "ragged": [(5, 3, 4), (9, 2, 6), (1, 5, 3)],
@@ -180,7 +187,7 @@ def test_frozen_layers_get_no_gradient():
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (gpt2, "neither Llama nor Qwen2"),
+        (gpt2, "none of Llama, Qwen2 and Qwen3"),
         (lambda: llama(hidden_act="gelu"), "activation is gelu"),
         (lambda: llama(attention_dropout=0.1), "dropout"),
         (lambda: qwen(use_sliding_window=True, max_window_layers=1, sliding_window=4), "kinds"),

@@ -11,6 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from rlinf.workers.algorithms.losses import Normalisation
 from rlinf.workers.algorithms.shaping import DynamicSampling
 from rlinf.workers.engines import fsdp
+from rlinf.workers.engines.lora import Lora
 from rlinf.workers.engines.models import ModelSpec, build_model
 from rlinf.workers.engines.optimiser import NonFiniteGradient, OptimiserConfig
 from rlinf.workers.engines.parameters import WeightsMismatch
@@ -146,6 +147,29 @@ def test_a_rank_without_samples_joins_in(two):
 def test_a_model_with_a_forward_of_its_own(two, again):
     config = dataclasses.replace(CONFIG, activation_checkpointing=again)
     assert_same(two.run(train_together, config, STEPS, gpt2)[0], alone(CONFIG, STEPS, gpt2))
+
+
+LORA = dataclasses.replace(CONFIG, lora=Lora(rank=4, alpha=8.0))
+
+
+def test_adapters(two):
+    pytest.importorskip("peft")
+    assert_same(two.run(train_together, LORA, STEPS)[0], alone(LORA, STEPS))
+
+
+def single(dtype=torch.float32):
+    return tiny(dtype)
+
+
+def test_bfloat16_is_the_same_on_two_ranks(two):
+    """Parameters stay in float32; sums over other micro-batches differ by bfloat16's rounding."""
+    fast = dataclasses.replace(CONFIG, autocast="always", old_logprobs="trainer")
+    metrics, state = two.run(train_together, fast, STEPS[:1], single)[0]
+    [expected], _ = alone(fast, STEPS[:1], single)
+    [exact], _ = alone(dataclasses.replace(fast, autocast=False), STEPS[:1], single)
+    assert metrics[0]["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
+    assert metrics[0]["grad_norm"] != pytest.approx(exact["grad_norm"], rel=1e-5)
+    assert {value.dtype for value in state.values()} == {torch.float32}
 
 
 def supervised(team):

@@ -5,7 +5,12 @@ import dataclasses
 import pytest
 import torch
 
+from rlinf.workers.engines import megatron
+from rlinf.workers.engines.megatron_layout import shape_of
+from rlinf.workers.engines.torch_trainer import TorchTrainer
 from rlinf.workers.engines.trainer_config import Parallel
+from rlinf.workers.errors import ConfigError
+from rlinf.workers.team import Team
 from tests.workers.ranks import Ranks
 from tests.workers.test_fsdp import (
     CONFIG,
@@ -13,8 +18,11 @@ from tests.workers.test_fsdp import (
     VOCABULARY,
     alone,
     assert_same,
+    gpt2,
+    read,
     tiny,
     train,
+    write,
 )
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -62,8 +70,6 @@ WAYS = {
 
 
 def train_together(team, config, steps, name):
-    from rlinf.workers.engines import megatron
-
     engine = megatron.make(MODELS[name](), config, team)
     return train(engine, steps, lambda groups: groups[team.rank :: team.size])
 
@@ -84,3 +90,72 @@ def test_two_ranks_step_as_one_process_does(two, way, name):
     assert_same(results[0], alone(CONFIG, STEPS, MODELS[name]), tolerance)
     assert results[1][0] == results[0][0], "every rank knows what the step was"
     assert results[1][1] == {}, "rank 0 alone has the whole weights"
+
+
+def train_and_write(team, folder, way, name):
+    config = dataclasses.replace(CONFIG, parallel=way)
+    engine = megatron.make(MODELS[name](), config, team)
+    train(engine, STEPS[:2], lambda groups: groups[team.rank :: team.size])
+    write(engine, folder, team.rank)
+
+
+def read_and_train(team, folder, way, name):
+    engine = megatron.make(MODELS[name](), dataclasses.replace(CONFIG, parallel=way), team)
+    read(engine, folder)
+    return train(engine, STEPS[2:], lambda groups: groups[team.rank :: team.size])
+
+
+@pytest.mark.parametrize("name", ["tied", "llama"])
+def test_a_checkpoint_goes_on_in_any_layout_and_with_any_engine(two, tmp_path, name):
+    metrics, state = alone(CONFIG, STEPS, MODELS[name])
+    expected = (metrics[2:], state)
+    for way in WAYS.values():
+        folder = tmp_path / f"{way.tensor}{way.pipeline}"
+        folder.mkdir()
+        two.run(train_and_write, folder, way, name)
+        plain = TorchTrainer(MODELS[name](), CONFIG)
+        read(plain, folder)
+        assert_same(train(plain, STEPS[2:]), expected, 1e-6)
+        for other in WAYS.values():
+            assert_same(two.run(read_and_train, folder, other, name)[0], expected, 1e-6)
+
+
+def test_one_rank_is_one_process():
+    team = Team()
+    config = dataclasses.replace(CONFIG, activation_checkpointing=True)
+    engine = megatron.make(llama(), config, team)
+    assert_same(train(engine, STEPS), alone(CONFIG, STEPS, llama), 1e-6)
+    before = engine.resident_bytes()
+    engine.offload()
+    engine.onload()
+    assert engine.resident_bytes() == before > 0
+    team.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "why"),
+    [
+        (gpt2, {}, "GPT2LMHeadModel is none of Llama"),
+        (lambda: llama(hidden_act="gelu"), {}, "its activation is gelu"),
+        (lambda: llama(attention_bias=True), {}, "biases"),
+        (
+            lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.0}),
+            {},
+            "rotary embedding is linear",
+        ),
+        (llama, {"parallel": Parallel(tensor=2)}, "no multiple of the 2 x 1 ranks"),
+        (llama, {"trainable_layers": 1}, "knows no trainable_layers"),
+    ],
+)
+def test_what_it_cannot_do_is_said(model, changes, why):
+    team = Team()
+    with pytest.raises(ConfigError, match=why):
+        megatron.make(model(), dataclasses.replace(CONFIG, **changes), team)
+    team.close()
+
+
+def test_a_model_that_cannot_be_cut_is_refused():
+    with pytest.raises(ConfigError, match="2 key heads cannot be shared equally by 4 ranks"):
+        shape_of(llama(), 4, 1)
+    with pytest.raises(ConfigError, match="2 layers cannot be shared equally by 3 ranks"):
+        shape_of(llama(), 1, 3)

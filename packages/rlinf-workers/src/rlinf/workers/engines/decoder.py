@@ -34,8 +34,9 @@ Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 def reason_unsupported(model: nn.Module) -> str:
     """Why `Decoder` cannot run `model`; empty when it can."""
     config: Any = getattr(model, "config", None)
-    if type(model).__name__ not in ("LlamaForCausalLM", "Qwen2ForCausalLM"):
-        return f"{type(model).__name__} is neither Llama nor Qwen2"
+    kinds = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+    if type(model).__name__ not in kinds:
+        return f"{type(model).__name__} is none of Llama, Qwen2 and Qwen3"
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         return f"its layers are of the kinds {sorted(layer_types)}"
@@ -50,7 +51,7 @@ def reason_unsupported(model: nn.Module) -> str:
 
 
 class Decoder:
-    """Runs a Llama or Qwen2 `ForCausalLM` module. Has no parameters of its own.
+    """Runs a Llama, Qwen2 or Qwen3 `ForCausalLM` module. Has no parameters of its own.
 
     Not thread-safe. The module may be trained, loaded or moved at any time between calls.
 
@@ -73,6 +74,7 @@ class Decoder:
         self._kv_heads: int = config.num_key_value_heads
         self._depth: int = self._body.layers[0].self_attn.head_dim
         self._epsilon: float = config.rms_norm_eps
+        self._has_head_norms = hasattr(self._body.layers[0].self_attn, "q_norm")
         self._rotary: tuple[Tensor, Tensor] | None = None
         self.blocks: list[Callable[..., Tensor]] = [
             functools.partial(self._block, layer, number)
@@ -185,6 +187,8 @@ class Decoder:
         queries = project(block.q_proj, y).view(-1, self._heads, self._depth)
         keys = project(block.k_proj, y).view(-1, self._kv_heads, self._depth)
         values = project(block.v_proj, y).view(-1, self._kv_heads, self._depth)
+        if self._has_head_norms:
+            queries, keys = self._norm(block.q_norm, queries), self._norm(block.k_norm, keys)
         mixed = attention(number, _rotated(queries, cos, sin), _rotated(keys, cos, sin), values)
         x = x + project(block.o_proj, mixed.flatten(1))
         y = self._norm(layer.post_attention_layernorm, x)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from rlinf.workers.engines.backbone import TransformersBackbone, backbone_of
 from rlinf.workers.engines.layers import layers_of, recompute_layers, select_trainable
 from rlinf.workers.engines.layout import Piece
-from rlinf.workers.engines.models import quick_bfloat16
+from rlinf.workers.engines.lora import adapt, merged
+from rlinf.workers.engines.models import in_bfloat16
 from rlinf.workers.engines.parameters import nbytes
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Rows
 from rlinf.workers.engines.sampling import token_logprobs
@@ -46,6 +47,8 @@ class FsdpModel:
         self._device = next(model.parameters()).device
         self.data = (team.rank, team.size)
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
+        if config.lora is not None:
+            adapt(model, config.lora)
         backbone = backbone_of(model)
         if config.activation_checkpointing:
             recompute_layers(model, backbone)
@@ -81,8 +84,8 @@ class FsdpModel:
         return whole
 
     def publish(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
-        return state
+        """See `ShardedModel`: adapters added in."""
+        return merged(state, self._config.lora)
 
     def move(self, tensors: Sequence[Tensor], *, away: bool) -> None:
         """See `ShardedModel`."""
@@ -97,8 +100,7 @@ class FsdpModel:
         return nbytes(map(_held, every), self._device)
 
     def _logprobs(self, batch: PrefixBatch, sampling: Sampling) -> Tensor:
-        on = self._config.autocast and quick_bfloat16(self._device)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=on):
+        with in_bfloat16(self._config.autocast, self._device):
             logits, source = self._logits(batch)
         return token_logprobs(logits, source, batch.targets, sampling)
 

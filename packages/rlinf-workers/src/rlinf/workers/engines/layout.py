@@ -57,13 +57,15 @@ def parts(pieces: Sequence[Piece], tensors: Mapping[str, Tensor]) -> dict[str, S
             values = piece.take(tensor.detach()).reshape(piece.size)
             found[piece.whole] = Shard(values, piece.shape, piece.start)
         elif not any(piece.start):
-            found[piece.whole] = Shard(tensor.detach(), (), ())
+            # A file has no room for one number under the names of several boxes.
+            found[piece.whole] = Shard(tensor.detach().clone(), (), ())
     return found
 
 
-def check(pieces: Sequence[Piece], whole: Mapping[str, Tensor], *, complete: bool = True) -> None:
-    """Whether these are the tensors of this model. Raises `WeightsMismatch`."""
-    shapes = {piece.whole: piece.shape for piece in pieces}
+def check(
+    shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Tensor], *, complete: bool = True
+) -> None:
+    """Whether these are the tensors of a model with these shapes. Raises `WeightsMismatch`."""
     for name in shapes if complete else ():
         if name not in whole:
             raise WeightsMismatch(f"there are no values for the parameter {name}", name=name)

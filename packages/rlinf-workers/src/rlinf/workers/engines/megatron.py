@@ -37,8 +37,8 @@ def make(model: nn.Module, config: TrainerConfig, team: Team) -> ShardedTrainer:
 
     Raises `ConfigError`: megatron cannot train this model, or not in this way.
     """
-    if config.trainable_layers or config.autocast:
-        raise ConfigError("trainer.engine=megatron has neither trainable_layers nor autocast")
+    if config.trainable_layers or config.autocast or config.lora is not None:
+        raise ConfigError("trainer.engine=megatron knows no trainable_layers, autocast or lora")
     return ShardedTrainer(MegatronModel(model, config, team), config, team)
 
 

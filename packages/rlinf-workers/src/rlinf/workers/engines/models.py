@@ -15,7 +15,7 @@ from torch import nn
 
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["ModelSpec", "build_model", "load_tokenizer"]
+__all__ = ["ModelSpec", "build_model", "in_bfloat16", "load_tokenizer"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +87,12 @@ def quick_bfloat16(device: str | torch.device) -> bool:
     if kind == "cpu":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return kind != "cuda" or torch.cuda.is_bf16_supported()
+
+
+def in_bfloat16(setting: Literal[False, True, "always"], device: torch.device) -> torch.autocast:
+    """Where what torch deems safe is computed in bfloat16; see `TrainerConfig.autocast`."""
+    on = setting == "always" or (setting and quick_bfloat16(device))
+    return torch.autocast(device.type, torch.bfloat16, enabled=bool(on))
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:

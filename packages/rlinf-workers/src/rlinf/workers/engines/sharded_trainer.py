@@ -106,6 +106,8 @@ class ShardedTrainer:
 
     def __init__(self, model: ShardedModel, config: TrainerConfig, team: Team) -> None:
         self._model, self._config, self._team = model, config, team
+        own = {piece.whole: piece.shape for piece in model.pieces}
+        self._shapes = {n: s for shapes in team.gather(own) for n, s in shapes.items()}
         self._optimiser = self._make_optimiser(config.optimiser)
         self._supervised: Optimiser | None = None
         _ = config.divisor  # a missing constant is to be noticed now
@@ -219,12 +221,12 @@ class ShardedTrainer:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
         layout, trainable = self._model.pieces, self._model.trainable
-        check(layout, under("model."))
+        check(self._shapes, under("model."))
         fill(layout, self._model.tensors(), under("model."))
         loaded: dict[str, Tensor] = {}
         for kind in MOMENTS:
             if whole := under(f"optimiser.{kind}."):
-                check(layout, whole, complete=False)
+                check(self._shapes, whole, complete=False)
                 step = kind == "step"
                 own = {n: _blank(p, scalar=step) for n, p in trainable.items()}
                 fill(layout, own, whole)

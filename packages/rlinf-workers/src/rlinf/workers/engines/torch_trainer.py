@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.layers import recompute_layers, select_trainable
-from rlinf.workers.engines.models import quick_bfloat16
+from rlinf.workers.engines.lora import adapt, merged
+from rlinf.workers.engines.models import in_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
 from rlinf.workers.engines.policy_batch import MicroBatch, TrainRows, cut, padded
@@ -47,6 +48,8 @@ class TorchTrainer:
     def __init__(self, model: nn.Module, config: TrainerConfig | None = None) -> None:
         self._config = config or TrainerConfig()
         self._model = model
+        if self._config.lora is not None:
+            adapt(model, self._config.lora)
         self._backbone = backbone_of(model)
         if self._config.activation_checkpointing:
             recompute_layers(model, self._backbone)
@@ -72,9 +75,14 @@ class TorchTrainer:
         return self._model
 
     def state(self, *, trainable_only: bool = False) -> Mapping[str, Tensor]:
-        """The parameters by name, as they are now (not copies)."""
-        state = state_of(self._model)
-        return {n: state[n] for n in self._trainable} if trainable_only else state
+        """The parameters by name, as they are now (not copies), adapters added in.
+
+        With `trainable_only` those that learn, as they are.
+        """
+        own = state_of(self._model)
+        if trainable_only:
+            return {n: own[n] for n in self._trainable}
+        return merged(own, self._config.lora)
 
     def accumulate(self, groups: Sequence[ScoredGroup]) -> PartialStats:
         """Add the gradient of these groups to the step's, now or, if they are few, later.
@@ -153,7 +161,7 @@ class TorchTrainer:
         """
         if self._parts != PartialStats() or self._held:
             raise ValueError("finish the policy step before saving")
-        model = {f"model.{name}": tensor for name, tensor in self.state().items()}
+        model = {f"model.{name}": tensor for name, tensor in state_of(self._model).items()}
         moments = self._optimiser.state(list(self._trainable))
         tensors = model | {f"optimiser.{name}": tensor for name, tensor in moments.items()}
         return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
@@ -167,7 +175,7 @@ class TorchTrainer:
         def under(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
-        load_state(self.state(), under("model."), complete=True)
+        load_state(state_of(self._model), under("model."), complete=True)
         self._optimiser.load(list(self._trainable), under("optimiser."), numbers["optimiser_calls"])
         self._version = numbers["version"]
         self._parts, self._held, self._waiting = PartialStats(), [], []
@@ -193,8 +201,7 @@ class TorchTrainer:
 
     def _logprobs(self, batch: PrefixBatch, sampling: Sampling) -> Tensor:
         """Log-probs of the response tokens, float32 [R]."""
-        on = self._config.autocast and quick_bfloat16(self._device)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=on):
+        with in_bfloat16(self._config.autocast, self._device):
             logits, source = self._backbone.logits(batch)
         return token_logprobs(logits, source, batch.targets, sampling)
 

@@ -9,6 +9,7 @@ from rlinf.workers.algorithms.losses import Clip, Normalisation
 from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES, AdvantageKind, LossKind
 from rlinf.workers.algorithms.shaping import DynamicSampling, Overlong
 from rlinf.workers.bounds import Count, Natural, NonNegative, Positive
+from rlinf.workers.engines.lora import Lora
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.policy_batch import shaped
 from rlinf.workers.errors import ConfigError
@@ -57,8 +58,8 @@ class TrainerConfig:
             trained on, and are counted as `stale`; None: all are. Their rewards still count for the
             advantages of their group.
         trainable_layers: Train only the last so many layers; 0: everything.
-        autocast: Compute in bfloat16 where torch deems it safe and the device is quick at it;
-            parameters stay as they are.
+        autocast: Compute in bfloat16 where torch deems it safe; parameters, gradients and moments
+            stay as they are. true: where the device is quick at it; always: anywhere.
         min_batch_tokens: Groups wait until they have so many tokens together, or for the end of the
             step: small batches cost several times as much a token as large ones.
         micro_batch_tokens: Bound on the tokens that go through the model at once.
@@ -67,6 +68,7 @@ class TrainerConfig:
             and matrices split among ranks. Or the name of a plug-in.
         ranks: Workers of the trainer, a process each.
         parallel: How megatron splits the model among them.
+        lora: Train low-rank adapters in place of the parameters; None: the parameters.
         activation_checkpointing: Compute each layer again for its gradient in place of keeping what
             is in it: less memory, about a third more work.
     """
@@ -86,16 +88,19 @@ class TrainerConfig:
     kl_kind: KlKind = "k2"
     max_staleness: Natural | None = None
     trainable_layers: Natural = 0
-    autocast: bool = False
+    autocast: Literal[False, True, "always"] = False
     min_batch_tokens: Natural = 1024
     micro_batch_tokens: Count = 16384
     micro_batch_logits: Count = 1 << 26
     engine: str = "torch"
     ranks: Count = 1
     parallel: Parallel = field(default_factory=Parallel)
+    lora: Lora | None = None
     activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
+        if self.lora is not None and self.trainable_layers:
+            raise ValueError("lora trains adapters, trainable_layers parameters: set one of them")
         if self.importance_cap is not None and self.old_logprobs != "trainer":
             raise ValueError(
                 "importance_cap needs old_logprobs=trainer: the ratio to the rollout's log-probs "

@@ -228,7 +228,7 @@ def test_every_algorithm_runs(tmp_path: Path, algorithm: str) -> None:
     "engine", ["engine=fsdp", "engine=megatron parallel.tensor=2", "engine=megatron"]
 )
 def test_two_trainer_ranks_and_on_with_one(tmp_path: Path, engine: str) -> None:
-    """The whole job with the trainer on two processes; its checkpoint goes on with the plain one."""
+    """The whole job; the checkpoint of two processes goes on in one with the plain engine."""
     if "megatron" in engine:
         pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     chosen = [f"trainer.{setting}" for setting in engine.split()]

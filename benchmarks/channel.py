@@ -68,7 +68,7 @@ def one_to_one(team: dict[str, Any], item: Any, count: int, rounds: int) -> harn
     for name in ("SimpleQueue", "multiprocessing.Queue"):
         runs[name] = (lambda n, queue=team[name]: queue.stream(item, n), count)
     lists = team["SimpleQueue"].stream_lists
-    runs["SimpleQueue, lists of 64"] = lists, 2 * count
+    runs["SimpleQueue, lists of 64"] = (lambda n: lists(item, n), 2 * count)
     if "ray.util.queue" in team:
         runs["ray.util.queue"] = (lambda n: team["ray.util.queue"].stream(item, n), 60)
     if isinstance(item, np.ndarray) and item.nbytes > 1 << 16:

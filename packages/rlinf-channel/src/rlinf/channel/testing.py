@@ -42,7 +42,7 @@ def check_channel(seed: int, size: int = 1) -> dict[str, int]:
 
     Args:
         seed: Of everything that happens.
-        size: 1: a few items, thousands of schedules a second; 3: up to three producers and
+        size: 1: a few items, over a thousand schedules a second; 3: up to three producers and
             consumers of ``in``, and 27 items.
     """
     world = World(seed, size)

@@ -159,7 +159,10 @@ class Group:
 
     def own(self, sample: int) -> IntArray:
         """The token ids of one sample that the model itself wrote."""
-        ids: IntArray = self.tokens[sample, self.trainable[sample]]
+        response = self.response(sample)
+        if self.written is None:
+            return response
+        ids: IntArray = response[self.written[sample, : len(response)].astype(bool)]
         return ids
 
     def stopped(self) -> npt.NDArray[np.bool_]:

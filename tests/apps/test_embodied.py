@@ -30,7 +30,7 @@ SMALL = (
 LEARNT = ("policy_loss", "value_loss", "entropy", "grad_norm", "kl")
 
 
-def run(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(MAIN), *arguments], capture_output=True, text=True, timeout=timeout_s
     )
@@ -44,7 +44,7 @@ def learnt(folder: Path) -> list[float]:
     return [line[name] for line in metrics(folder) for name in LEARNT]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     done = run(*SMALL, f"folder={tmp_path}", "launcher=inline", "steps=3", "checkpoint.every=2")
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_plans_change_nothing_of_what_is_learnt(tmp_path: Path) -> None:
     folders = {}
     for plan in ("temporal", "spatial"):

@@ -1,5 +1,6 @@
 """Policies by name, made for what an environment shows and takes."""
 
+import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +13,9 @@ from rlinf.workers.roles.policy import Policy
 from rlinf.workers.roles.simulator import Spaces
 
 __all__ = ["PolicySpec", "build_policy"]
+
+_BUILDING = threading.Lock()
+"""The global random state cannot be shared by threads, and workers may be threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,15 @@ class PolicySpec:
 
 
 def build_policy(spec: PolicySpec, spaces: Spaces) -> Policy:
-    """The policy on the CPU. Raises `ConfigError`: it cannot take what the environment shows."""
+    """The policy on the CPU; the same seed gives the same weights.
+
+    Raises `ConfigError`: it cannot take what the environment shows.
+    """
+    with _BUILDING:
+        return _built(spec, spaces)
+
+
+def _built(spec: PolicySpec, spaces: Spaces) -> Policy:
     if spec.name == "vla":
         return VlaPolicy(spec.vla, spaces, spec.seed)
     shown = spaces.observation.get("state")

@@ -36,6 +36,7 @@ class EnvConfig:
         deadline_s: For one step or reset: an environment that is stuck is replaced.
         start_s: For one environment to be made.
         restarts: How often a process may be lost with no trajectory completed in between.
+        codec: By which pictures travel to the trainer: patches, patches_zlib; empty: as they are.
     """
 
     name: str = "cartpole_balance"
@@ -45,6 +46,7 @@ class EnvConfig:
     deadline_s: Positive = 30.0
     start_s: Positive = 300.0
     restarts: Natural = 3
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class EmbodiedConfig:
             start_s=env.start_s,
             restarts=env.restarts,
             seed=self.seed,
+            codec=env.codec,
         )
 
     def trainer_config(self) -> PolicyTrainerConfig:

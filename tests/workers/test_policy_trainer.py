@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from rlinf.workers import Cluster, wait_all
 from rlinf.workers.engines.mlp_actor import MlpSizes
 from rlinf.workers.engines.mlp_policy import MlpPolicy, MlpStart
 from rlinf.workers.engines.optimiser import OptimiserConfig
+from rlinf.workers.engines.policies import PolicySpec, build_policy
 from rlinf.workers.engines.policy_trainer import PolicyTrainer, PolicyTrainerConfig
 from rlinf.workers.engines.simulation.fleet import SimulatorConfig
 from rlinf.workers.engines.simulation.simulator import ProcessSimulator
 from rlinf.workers.engines.trajectory_batch import episode_advantages, grid, stream_advantages
+from rlinf.workers.engines.vla_policy import VlaSizes
 from rlinf.workers.environments import EnvironmentSpec
 from rlinf.workers.roles.simulator import CollectRequest, Episode, Trajectory
 from rlinf.workers.simulation_hosts import PolicyTrainerWorker, SimulatorWorker
@@ -182,6 +185,7 @@ def test_grpo_compares_the_episodes_that_began_alike():
     assert won[2:] == [0] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["gae", "grpo"])
 def test_it_learns_to_steer(advantage):
     policy = make_policy(worlds.Steer.spaces)
@@ -202,6 +206,27 @@ def test_it_learns_to_steer(advantage):
     simulator.close()
     assert np.mean(rewards[:3]) < -0.4
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) / 2, rewards
+
+
+@pytest.mark.parametrize("codec", ["", "patches"])
+def test_pictures_arrive_as_they_were(codec):
+    spec = EnvironmentSpec("worlds:painter", "")
+    settings = SimulatorConfig(environments=2, lanes=1, steps=4, codec=codec)
+    policy = PolicySpec("vla", vla=VlaSizes(width=16, layers=1, heads=2, patch=8))
+    make = partial(build_policy, policy)
+    with Cluster(launcher="inline") as cluster:
+        simulator = SimulatorWorker.group(
+            cluster, spec, settings, make, "nobody/0", worlds.Painter.spaces, name="simulator"
+        ).launch()
+        requests, trajectories = cluster.channels(1, "requests", "trajectories")
+        requests.put(CollectRequest(0, 0, 4))
+        requests.close()
+        wait_all([simulator.collect(requests, trajectories)])
+        [one] = list(trajectories)
+        trajectories.delete()
+    pictures = one.observations["image"]
+    assert (pictures.shape, pictures.dtype) == ((5, 2, 16, 16, 3), np.uint8)
+    assert set(np.unique(pictures)) <= {30, 220}
 
 
 def test_the_workers_around_them():

@@ -95,6 +95,7 @@ def test_pictures_that_patches_do_not_fit_are_refused():
         build_policy(PolicySpec("mlp"), replace(SPACES, observation={"image": Field((8, 8, 3))}))
 
 
+@pytest.mark.slow
 def test_it_learns_from_pictures_in_chunks():
     policy = build_policy(SPEC, SPACES)
     config = PolicyTrainerConfig(gamma=0.5, epochs=4, minibatch=64)

@@ -8,8 +8,10 @@ Weights go from the trainer to the simulators as `rlinf.workers.weights` says.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlinf.comm import Coded
 from rlinf.workers.hosts import PublisherWorker
 from rlinf.workers.roles.simulator import CollectRequest, Trajectory
 from rlinf.workers.stages import stage
@@ -88,13 +90,14 @@ class SimulatorWorker(Worker):
         self._target = _Target(make_policy(spaces))
         self._simulator = ProcessSimulator(spec, config, self._target.actor, spaces)
         self._receiver = WeightReceiver(self.endpoint, self._target)
-        self._trainer = trainer
+        self._trainer, self._codec = trainer, config.codec
 
     @stage
     def collect(self, requests: list[CollectRequest]) -> Iterator[tuple[int, Trajectory]]:
         """One trajectory a request, in the order of completion."""
         self._simulator.version = self._target.version
-        yield from self._simulator.collect(requests)
+        for index, found in self._simulator.collect(requests):
+            yield index, _coded(found, self._codec) if self._codec else found
 
     def load_weights(self, version: int) -> str:
         """Act by the trainer's weights of this version; returns their fingerprint."""
@@ -130,6 +133,15 @@ class SimulatorWorker(Worker):
     def close(self) -> None:
         """End the environments' processes."""
         self._simulator.close()
+
+
+def _coded(found: Trajectory, codec: str) -> Trajectory:
+    """With its pictures to be sent through a codec; they arrive as ordinary arrays."""
+    shown: dict[str, Any] = {
+        name: Coded(array, codec) if array.dtype == "uint8" else array
+        for name, array in found.observations.items()
+    }
+    return replace(found, observations=shown)
 
 
 class PolicyTrainerWorker(PublisherWorker):

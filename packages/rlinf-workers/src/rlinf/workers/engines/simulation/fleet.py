@@ -34,6 +34,9 @@ class SimulatorConfig:
         start_s: For one environment to be made.
         restarts: How often a lane's process may be lost with no trajectory completed in between.
         seed: Of episodes and noise.
+        codec: By which pictures travel to the trainer, bit for bit: patches or patches_zlib; empty:
+            as they are. Pays where the way is slower than the codec, so never on one host
+            (`benchmarks/patches.py`).
     """
 
     environments: Count = 16
@@ -43,6 +46,7 @@ class SimulatorConfig:
     start_s: Positive = 180.0
     restarts: Natural = 3
     seed: Natural = 0
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.workers import Cluster, wait_all
 from rlinf.workers.engines.models import ModelSpec, build_model
+from rlinf.workers.engines.sglang.config import SglangConfig
 from rlinf.workers.engines.sglang.engine import SglangGenerate, make
 from rlinf.workers.engines.sglang.servers import EngineServer, HttpServer
 from rlinf.workers.engines.sglang.wire import SglangRefused, check_done
 from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
+from rlinf.workers.engines.trainer_config import TrainerConfig
 from rlinf.workers.errors import ConfigError
+from rlinf.workers.hosts import RolloutWorker, TrainerWorker
 from rlinf.workers.roles import FINISH_REASONS, GenerationRequest, RolloutEngine, Sampling
 from tests.workers.sglang_server import FakeSglang, running
 
@@ -280,6 +284,24 @@ def test_an_engine_in_this_process_does_the_same(fake):
     engine.abort()
     engine.offload()
     assert inner.asked == [("abort", "", True), ("release", ["kv_cache", "weights"])]
+
+
+def test_a_rollout_worker_serves_the_trainers_weights_by_sglang():
+    tiny = ModelSpec("tiny", vocab_size=16, hidden_size=16, layers=1, heads=2)
+    names = dict(build_model(tiny).named_parameters())
+    fake = FakeSglang({name: torch.zeros(value.shape) for name, value in names.items()})
+    with running(fake), Cluster(launcher="inline") as cluster:
+        config = GenerateConfig(name="sglang", sglang=SglangConfig(url=fake.url, timeout_s=60))
+        trainer = TrainerWorker.group(cluster, tiny, TrainerConfig(), name="trainer").launch()
+        rollout = RolloutWorker.group(cluster, tiny, config, "trainer/0", name="rollout").launch()
+        [version, *_] = trainer.publish().result(60)
+        assert rollout.load_weights(version).result(60) != [""]
+        assert all(torch.equal(fake.weights[name], value) for name, value in names.items())
+        prompts, samples = cluster.channels(1, "prompts", "samples")
+        prompts.put_many(requests(4))
+        prompts.close()
+        wait_all([rollout.generate(prompts, samples)], timeout=60)
+        assert sorted(group.uid for group in samples) == ["r0", "r1", "r2", "r3"]
 
 
 @pytest.mark.gpu

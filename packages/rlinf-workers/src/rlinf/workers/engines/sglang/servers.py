@@ -101,7 +101,9 @@ class HttpServer:
         """Where the tensors lie, as SGLang reads it; whoever reads it opens their memory."""
         import torch.multiprocessing  # noqa: F401 - teaches the pickler tensors
 
-        pickled = ForkingPickler.dumps([(name, tensor.detach()) for name, tensor in named])
+        # In host memory a copy: pickling moves a tensor into memory that can be shared.
+        sent = [(n, t.detach().clone() if t.device.type == "cpu" else t.detach()) for n, t in named]
+        pickled = ForkingPickler.dumps(sent)
         return base64.b64encode(pickled).decode()
 
     def _error(self, operation: str, what: str) -> SglangRefused:

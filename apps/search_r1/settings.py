@@ -58,7 +58,7 @@ class TinyConfig:
     """
 
     vocab_size: Count = 3072
-    hidden_size: Count = 64
+    hidden_size: Count = 96
     layers: Count = 3
 
 
@@ -73,12 +73,12 @@ class SftConfig:
         optimiser: Its own AdamW.
     """
 
-    steps: Natural = 600
+    steps: Natural = 900
     batch: Count = 64
     threads: Count = 2
     optimiser: OptimiserConfig = field(
         default_factory=lambda: OptimiserConfig(
-            lr=3e-3, warmup_steps=30, beta2=0.98, weight_decay=0.01
+            lr=3e-3, warmup_steps=30, decay_steps=900, beta2=0.98, weight_decay=0.01
         )
     )
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from corpus import documents
 from task import QuestionConfig, SearchTask, language_of, tiny_codec
@@ -210,7 +210,7 @@ class SearchConfig:
         """The model's tokenizer."""
         if self.model == "tiny":
             return _tiny_codec(self.tiny.vocab_size)
-        return TextCodec(load_tokenizer(self.model_spec()).backend_tokenizer.to_str())
+        return _codec(self.model_spec())
 
     def make_language(self) -> Language:
         """How turns are read; called where the rollout runs."""
@@ -246,7 +246,7 @@ class SearchConfig:
     def _encode_prompt(self, question: str) -> list[int]:
         if self.model == "tiny":
             return self.make_codec().encode(question)
-        tokenizer = load_tokenizer(self.model_spec())
+        tokenizer = _tokenizer(self.model_spec())
         messages = [{"role": "user", "content": INSTRUCTION + question}]
         return self.make_codec().encode(generation_prompt(tokenizer, messages))
 
@@ -254,3 +254,13 @@ class SearchConfig:
 @cache
 def _tiny_codec(size: int) -> TextCodec:
     return tiny_codec(size)
+
+
+@cache
+def _tokenizer(spec: ModelSpec) -> Any:
+    return load_tokenizer(spec)
+
+
+@cache
+def _codec(spec: ModelSpec) -> TextCodec:
+    return TextCodec(_tokenizer(spec).backend_tokenizer.to_str())

@@ -1,7 +1,8 @@
 """What the framework costs: an iteration of the tiny RLHF run against the same work in one loop.
 
 The floor calls the same engines one after another in this process: generate, score, learn, copy
-the weights. The others are the app's program, in one process and on Ray, everything in turn.
+the weights. The others are the app's program, in one process and on Ray, everything in turn. All
+begin with a model that is right now and then: one that never is has nothing to learn from.
 """
 
 import sys
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "apps" / "rlhf"))
 
 from actor import Actor
 from harness import race, show
-from settings import RlhfConfig
+from settings import RlhfConfig, SftConfig
 
 from rlinf.workers import Cluster, FlowPlanner, wait_all
 from rlinf.workers.engines.models import build_model
@@ -29,6 +30,9 @@ def plain(config: RlhfConfig) -> Step:
     sampling, reward = config.sampling(task), config.make_reward()
     trainer = TorchTrainer(build_model(config.model_spec()), config.trainer)
     rollout = TorchGenerate(build_model(config.model_spec(), weights=False), sizes.engine)
+    batches = task.demonstrations(config.seed, config.sft.batch)
+    for _ in range(config.sft.steps):
+        trainer.sft_step(next(batches), config.sft.optimiser)
     number = 0
 
     def step() -> object:
@@ -52,6 +56,7 @@ def framework(config: RlhfConfig, cluster: Cluster) -> Step:
         cluster, config.model_spec(), sizes.engine, "trainer/0", name="rollout"
     ).launch()
     reward = RewardWorker.group(cluster, config.make_reward, name="reward").launch()
+    trainer.warm_up(config).result(None)
 
     def run() -> object:
         numbers = iter(range(1, 1_000_000))
@@ -78,7 +83,8 @@ def framework(config: RlhfConfig, cluster: Cluster) -> Step:
 
 def measure(quick: bool) -> dict[str, object]:
     """Seconds an iteration, in three ways."""
-    config = RlhfConfig()
+    # As many demonstrations for each: no look at how well it does ends them early.
+    config = RlhfConfig(sft=SftConfig(steps=150, every=1000))
     with Cluster(launcher="inline") as inline, Cluster(launcher="ray") as ray:
         contestants = {
             "one loop": plain(config),

@@ -26,11 +26,12 @@ TASKS = {
     "inverted_pendulum": {
         "id": "InvertedPendulum-v5",
         "envs": 16,
-        "horizon": 64,
+        "horizon": 32,
         "minibatch": 256,
-        "lr": 1e-3,
+        "lr": 3e-3,
+        "std": 0.5,
         "target": 950.0,
-        "steps": 200_000,
+        "steps": 80_000,
     },
     "cartpole_balance": {
         "id": "MS-CartpoleBalance-v1",
@@ -38,11 +39,14 @@ TASKS = {
         "horizon": 256,
         "minibatch": 128,
         "lr": 1e-3,
+        "std": 1.0,
         "target": 600.0,
         "steps": 80_000,
     },
 }
 EPOCHS = 10
+WINDOW = 20
+"""Of the last episodes whose mean is the return, on both sides."""
 VECTORS = (8, 16)
 
 
@@ -91,6 +95,7 @@ def _ours(name: str, task: dict, steps: int) -> dict[str, float]:
             f"trainer.minibatch={task['minibatch']}",
             f"trainer.epochs={EPOCHS}",
             f"trainer.optimiser.lr={task['lr']}",
+            f"policy.std={task['std']}",
             "checkpoint.every=0",
             "film.steps=0",
             f"folder={folder}",
@@ -150,6 +155,8 @@ def _sb3(name: str, steps: int, kind: str) -> dict[str, float]:
         n_steps=task["horizon"],
         batch_size=task["minibatch"],
         n_epochs=EPOCHS,
+        stats_window_size=WINDOW,
+        policy_kwargs={"log_std_init": float(np.log(task["std"]))},
         seed=0,
         device="cpu",
     )

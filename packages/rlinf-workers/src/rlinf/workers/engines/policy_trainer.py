@@ -31,7 +31,7 @@ from rlinf.workers.roles.simulator import Trajectory
 
 __all__ = ["PolicyStats", "PolicyTrainer", "PolicyTrainerConfig"]
 
-WINDOW = 100
+WINDOW = 20
 """Of ended episodes, for the mean return."""
 
 
@@ -86,7 +86,7 @@ class PolicyStats:
         decisions: That were learnt from.
         episodes: That ended.
         lost: Episodes whose process was lost.
-        reward: Mean return of the last 100 episodes that ended; nan before the first.
+        reward: Mean return of the last 20 episodes that ended; nan before the first.
         success: Share of successes among the same.
         updates: Optimiser steps.
         policy_loss: Mean over them, as the three below.

@@ -6,9 +6,10 @@ import pytest
 from rlinf.workers import Cluster, ClusterConfig, wait_all
 from rlinf.workers.checkpoint import CheckpointConfig, Checkpoints
 from rlinf.workers.engines.models import ModelSpec
+from rlinf.workers.engines.plugins import TRAINERS, engine_maker
 from rlinf.workers.engines.torch_generate import GenerateConfig
 from rlinf.workers.engines.torch_trainer import TrainerConfig
-from rlinf.workers.errors import StartError
+from rlinf.workers.errors import ConfigError, StartError
 from rlinf.workers.hosts import RewardWorker, RolloutWorker, TrainerWorker
 from rlinf.workers.recovery import Recovery
 from rlinf.workers.roles import GenerationRequest, Sampling, Score, ScoredGroup
@@ -104,3 +105,18 @@ def test_an_engine_nobody_knows_is_refused():
     ):
         config = TrainerConfig(engine="x")
         TrainerWorker.group(cluster, TINY, config, name="trainer").launch().wait_ready(60)
+
+
+def test_an_engine_of_another_distribution_is_found(tmp_path, monkeypatch):
+    (tmp_path / "others.py").write_text("def make(model, config, team):\n    return 'theirs'\n")
+    info = tmp_path / "others-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1\n")
+    points = "[rlinf.engines]\ntrainer.theirs = others:make\ntrainer.torn = not_there:make\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert engine_maker("trainer", "theirs", TRAINERS)(None, None, None) == "theirs"
+    with pytest.raises(ConfigError, match="torch, fsdp, megatron, theirs, torn"):
+        engine_maker("trainer", "their", TRAINERS)
+    with pytest.raises(ConfigError, match=r"engine=torn cannot be loaded: No module named 'not_th"):
+        engine_maker("trainer", "torn", TRAINERS)

@@ -59,12 +59,16 @@ def train(config: RlhfConfig) -> None:
         )
         learners = [trainer] if critic is None else [trainer, critic]
         recovery = Recovery(cluster, learners, checkpoints, begin, run)
+        interval, due = config.scheduling.sync_interval, True
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
-                [version, *_] = trainer.publish().result(None)
-                rollout.load_weights(version).result(None)
+                if due or (step - 1) % interval == 0:
+                    [version, *_] = trainer.publish().result(None)
+                    rollout.load_weights(version).result(None)
                 for round in itertools.count():  # more than one where dynamic sampling wants them
-                    prompts, samples, *scored = cluster.channels(step, *config.channels())
+                    prompts, samples = cluster.channels(step, "prompts", "samples")
+                    settings = config.channels.experience_queue
+                    scored = cluster.channels(step, *config.experience, config=settings)
                     prompts.put_many(config.requests(task, step, round))
                     prompts.close()
                     stages = [rollout.generate(prompts, samples), reward.score(samples, scored[0])]
@@ -81,6 +85,7 @@ def train(config: RlhfConfig) -> None:
                     rewards = evaluate(cluster, (rollout, reward), task, config, step)
                     metrics["eval_reward"] = rewards
                 run.record(step, metrics)
+            due = attempt.failed
         run.finish()
 
 

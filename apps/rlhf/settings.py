@@ -6,6 +6,7 @@ from typing import Literal
 
 from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenizer
 
+from rlinf.channel import ChannelConfig
 from rlinf.comm import CommConfig
 from rlinf.workers import ClusterConfig, PlanningConfig
 from rlinf.workers.algorithms.registry import ALGORITHMS
@@ -74,6 +75,34 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelsConfig:
+    """Channels of the flow whose settings matter here.
+
+    Attributes:
+        experience_queue: What a step's samples reach the learners by: `scored`, and with a critic
+            `valued` behind it. Its `buffer_size` has to hold those of a whole step.
+    """
+
+    experience_queue: ChannelConfig = field(default_factory=ChannelConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingConfig(PlanningConfig):
+    """`PlanningConfig`, and what a step is.
+
+    Attributes:
+        batch_size: Prompts a step; 0: as `rollout.prompts` says.
+        sync_interval: Steps between two times that the rollout is given the weights. With 1 every
+            sample is from the newest; with n the oldest are n - 1 steps behind (`staleness`), and
+            their ratio to the policy that they came from is what the clip bounds. A run that is
+            resumed, or repeats steps, begins with a sync.
+    """
+
+    batch_size: Natural = 0
+    sync_interval: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
 class EvalConfig:
     """How a run is judged on held-out prompts.
 
@@ -116,7 +145,8 @@ class RlhfConfig:
     sft: SftConfig = field(default_factory=SftConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    scheduling: PlanningConfig = field(default_factory=PlanningConfig)
+    channels: ChannelsConfig = field(default_factory=ChannelsConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -126,20 +156,33 @@ class RlhfConfig:
         Choice.of(self.plan)
         if self.launcher == "inline" and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks={self.trainer.ranks} needs launcher=ray")
+        stale = self.scheduling.sync_interval - 1
+        at_once = self.trainer.old_logprobs == "trainer" and self.trainer.importance_cap is None
+        if stale and at_once:
+            raise ValueError(
+                f"with sync_interval={stale + 1} samples are up to {stale} steps old, for which "
+                "old_logprobs=trainer does not correct: set old_logprobs=rollout, or importance_cap"
+            )
 
     @property
     def has_critic(self) -> bool:
         """Whether advantages come from a critic."""
         return self.trainer.advantage == "gae"
 
-    def channels(self) -> tuple[str, ...]:
-        """The channels of an iteration, in the order in which samples pass them."""
-        return ("prompts", "samples", "scored", *["valued"] * self.has_critic)
+    @property
+    def experience(self) -> tuple[str, ...]:
+        """The channels from the reward to the trainer, in the order in which samples pass them."""
+        return ("scored", *["valued"] * self.has_critic)
+
+    @property
+    def prompts(self) -> int:
+        """Prompts a step."""
+        return self.scheduling.batch_size or self.rollout.prompts
 
     def requests(self, task: Task, step: int, round: int) -> list[GenerationRequest]:
         """What is sampled in a round of a step; the same for every run with the same seed."""
         sizes, again = self.rollout, f"+{round}" * (round > 0)
-        items = task.prompts(self.seed * 1_000_003 + step + 1_000_033 * round, sizes.prompts)
+        items = task.prompts(self.seed * 1_000_003 + step + 1_000_033 * round, self.prompts)
         return task.requests(
             f"{step}{again}", items, self.sampling(task), sizes.samples, sizes.max_new_tokens
         )
@@ -148,7 +191,7 @@ class RlhfConfig:
         """The trainer's configuration with what the rollout's says about lengths and groups."""
         dynamic, sizes = self.trainer.dynamic, self.rollout
         if dynamic is not None and not dynamic.groups:
-            dynamic = replace(dynamic, groups=sizes.prompts)
+            dynamic = replace(dynamic, groups=self.prompts)
         longest = self.trainer.max_response_tokens or sizes.max_new_tokens
         return replace(self.trainer, dynamic=dynamic, max_response_tokens=longest)
 

@@ -361,3 +361,43 @@ def test_help_teaches() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert "plan=auto" in done.stdout and "trainer.optimiser.lr" in done.stdout
+
+
+SECTION_5_1 = """\
+communication:
+  backend_priority: [nccl, gloo]
+  serialization: structured
+channels:
+  experience_queue:
+    type: weighted
+    buffer_size: 10GB
+    offload_to_cpu: true
+scheduling:
+  batch_size: 64
+  sync_interval: 20
+"""
+
+
+def test_a_batch_and_a_sync_interval_are_what_they_say(tmp_path: Path) -> None:
+    """One sync in twenty steps: what is learnt from gets older by a version a step."""
+    file = tmp_path / "config.yaml"
+    file.write_text(SECTION_5_1)
+    folder = tmp_path / "run"
+    start = ("sft.stop_at=0.15", "rollout.samples=4", "steps=3", "launcher=inline")
+    done = run(f"config={file}", f"folder={folder}", *start)
+    assert done.returncode == 0, done.stderr
+    lines = metrics(folder)
+    assert [line["scored"] for line in lines] == [64 * 4] * 3
+    assert [line["staleness"] for line in lines] == [0, 1, 2]
+
+
+def test_the_experience_queue_has_its_settings(tmp_path: Path) -> None:
+    policy = "channels.experience_queue.type=mine"
+    done = run(f"folder={tmp_path}", "sft.steps=0", "launcher=inline", policy)
+    assert done.returncode == 1
+    assert "no channel policy 'mine' (installed: adaptive, least_loaded" in done.stderr
+
+
+def test_stale_samples_want_a_ratio_that_corrects(tmp_path: Path) -> None:
+    done = run("trainer.old_logprobs=trainer", "scheduling.sync_interval=4")
+    assert done.returncode == 2 and "importance_cap" in done.stderr

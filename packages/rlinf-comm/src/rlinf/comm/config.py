@@ -35,6 +35,8 @@ class CommConfig:
         watch_s: How long a receiver waits for a silent, unconnected peer before it connects by
             itself, so as to learn of that peer's death.
         allow_pickle: Whether objects the codec does not know may be (un)pickled.
+        serialization: How objects are encoded; structured is the only way: structure in a small
+            header, arrays in buffers, and pickled is what neither holds (see `allow_pickle`).
         backend_priority: Names of transports to prefer, in order, over the built-in choice.
         host: Address to listen on and to tell to others. Empty: one that reaches the registry.
         port: TCP port to listen on; 0: one the system chooses, which is never taken.
@@ -61,6 +63,7 @@ class CommConfig:
     linger_s: float = 5.0
     watch_s: float = 0.25
     allow_pickle: bool = True
+    serialization: str = "structured"
     backend_priority: tuple[str, ...] = ()
     host: str = ""
     port: int = 0
@@ -75,6 +78,11 @@ class CommConfig:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
                 raise ConfigError(f"CommConfig.{field.name} is {value}; it must not be negative")
+        if self.serialization != "structured":
+            raise ConfigError(
+                f"CommConfig.serialization is {self.serialization!r}; there is structured, with "
+                "allow_pickle for what it does not know"
+            )
         tls = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls) and not all(tls):
             raise ConfigError("CommConfig: tls_cert, tls_key and tls_ca belong together: set all")

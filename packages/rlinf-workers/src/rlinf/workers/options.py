@@ -1,7 +1,9 @@
 """What the keys of a configuration are set to, by what, and what they mean: for people to read."""
 
+import ast
 import dataclasses
 import inspect
+import itertools
 import re
 import textwrap
 import typing
@@ -103,11 +105,25 @@ def _options(config: object, where: str) -> Iterator[Option]:
 
 
 def _meanings(cls: type) -> dict[str, str]:
-    """Attribute -> text, from the section `Attributes:` of the class's docstring."""
-    _, _, section = (inspect.getdoc(cls) or "").partition("Attributes:\n")
-    section = re.split(r"\n(?=\S)", section, maxsplit=1)[0]
-    entries = re.findall(r"^    (\w+): (.*(?:\n(?:     .*)?)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    """Attribute -> text, from `Attributes:` of the docstrings, or from the string below each."""
+    found: dict[str, str] = {}
+    for kind in reversed(cls.__mro__[:-1]):
+        _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+        section = re.split(r"\n(?=\S)", section, maxsplit=1)[0]
+        entries = re.findall(r"^    (\w+): (.*(?:\n(?:     .*)?)*)", section, re.MULTILINE)
+        found |= {name: " ".join(text.split()) for name, text in entries or _below(kind)}
+    return found
+
+
+def _below(cls: type) -> Iterator[tuple[str, str]]:
+    """Attributes of a class with the string that stands below each in the source."""
+    try:
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):
+        return
+    for node, text in itertools.pairwise(getattr(tree, "body", [])):
+        if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr):
+            yield ast.unparse(node.target), str(ast.literal_eval(text.value))
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

@@ -71,6 +71,12 @@ def test_the_program_of_a_page_prints_what_the_page_says(page: Path, tmp_path: P
     assert done.stdout == "".join(_blocks(page, "text"))
 
 
+def test_the_tutorial_in_chinese_has_the_same_program() -> None:
+    folder = ROOT / "docs/tutorials"
+    for language in ("python", "text"):
+        assert _blocks(folder / "flow.zh.md", language) == _blocks(folder / "flow.md", language)
+
+
 def test_every_command_that_is_named_exists() -> None:
     scripts = set(tomllib.loads((ROOT / "hatch.toml").read_text())["envs"]["default"]["scripts"])
     for package in ROOT.glob("packages/*/pyproject.toml"):

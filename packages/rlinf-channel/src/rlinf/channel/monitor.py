@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,16 +29,20 @@ from rlinf.channel.snapshot import Peer, Snapshot, as_json
 from rlinf.channel.statistics import ServerStatistics
 from rlinf.channel.terminal import Screen, paint, svg
 from rlinf.channel.view import WIDTH, draw
+from rlinf.channel.web import Page, View, connection_rows
 from rlinf.comm.config import CommConfig
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError
 from rlinf.comm.handle import Handle
 from rlinf.comm.registry_server import RegistryClient
+from rlinf.debug.graph import connection_graph
 
 ANSWER_S = 15.0
 """How long the first answer may take."""
 GONE_S = 10.0
 """A channel server that cannot be reached for so long is not waited for any more."""
+CONNECTIONS_S = 2.0
+"""A worker that takes longer to name its connections is listed as silent."""
 PEERS_EVERY = 5
 """The registry is asked who is there once in so many pictures."""
 
@@ -101,6 +106,13 @@ class Observer:
     def silent_s(self) -> float:
         """Seconds since the last answer."""
         return time.monotonic() - self._heard_at
+
+    def connections(self) -> list[dict[str, object]]:
+        """Who is connected to whom, over what and why, as `connection_rows`."""
+        try:
+            return connection_rows(connection_graph(self._endpoint, CONNECTIONS_S))
+        except CommError:
+            return []
 
     def _ask(self) -> Handle[Reply] | None:
         self._asked_at = time.monotonic()
@@ -220,13 +232,40 @@ def live(observer: Observer, interval_s: float, out: TextIO) -> None:
             time.sleep(max(0.0, started + interval_s - time.monotonic()))
 
 
+def browse(observer: Observer, arguments: argparse.Namespace, out: TextIO) -> None:
+    """Serve the page until the job ends.
+
+    Raises:
+        JobEnded: It has.
+        NoJob: The port is taken.
+    """
+    run = Path(arguments.run) if arguments.run else None
+    view, stop = View(observer, str(observer.job), run), threading.Event()
+    asking = threading.Thread(target=view.watch_connections, args=(stop,))
+    try:
+        page = Page(view, arguments.port)
+    except OSError as error:
+        raise NoJob(f"port {arguments.port} of this machine: {error.strerror}") from error
+    with page:
+        print(page.url, file=out, flush=True)
+        asking.start()
+        try:
+            view.watch(arguments.interval, stop, JobEnded)
+        finally:
+            stop.set()
+            asking.join()
+    raise JobEnded(view.ended)
+
+
 def show(arguments: argparse.Namespace, out: TextIO) -> None:
     """Carry out what the command line asks for."""
     job = find_job(arguments.job)
     if arguments.server:
         job = replace(job, server=arguments.server)
     with Observer(job) as observer:
-        if arguments.json:
+        if arguments.web:
+            browse(observer, arguments, out)
+        elif arguments.json:
             before, after = two(observer, arguments.interval)
             json.dump({"job": str(job), **as_json(after, before)}, out, indent=1)
             out.write("\n")
@@ -255,6 +294,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="one picture")
     parser.add_argument("--json", action="store_true", help="one snapshot as JSON")
     parser.add_argument("--svg", default="", metavar="FILE", help="one picture, into a file")
+    parser.add_argument("--web", action="store_true", help="as a page, whose address is printed")
+    parser.add_argument("--port", type=int, default=0, help="of the page; a free one by default")
+    parser.add_argument("--run", default="", metavar="FOLDER", help="of the job, for its curves")
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS")
     parser.add_argument("--server", default="", help="worker that hosts the channels: channel/0")
     arguments = parser.parse_args(argv)

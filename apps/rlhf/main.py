@@ -15,7 +15,7 @@ from actor import Actor
 from evaluation import evaluate
 from settings import CHOICES, CONFIG, RlhfConfig
 
-from rlinf.workers import Cluster, FlowPlanner, main_guard, wait_all
+from rlinf.workers import Cluster, FlowPlanner, WorkerGroup, main_guard, wait_all
 from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.hosts import CriticWorker, RewardWorker, RolloutWorker
 from rlinf.workers.program import described, run_folder
@@ -49,8 +49,7 @@ def train(config: RlhfConfig) -> None:
         def begin() -> None:
             trainer.warm_up(config).result(None)
             if critic is not None:
-                [version, *_] = trainer.publish().result(None)
-                critic.load_weights(version).result(None)
+                sync(trainer, critic)
 
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
         run.say("starting the workers")
@@ -59,16 +58,14 @@ def train(config: RlhfConfig) -> None:
         )
         learners = [trainer] if critic is None else [trainer, critic]
         recovery = Recovery(cluster, learners, checkpoints, begin, run)
-        interval, due = config.scheduling.sync_interval, True
+        queue, due = config.channels.experience_queue, True
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
-                if due or (step - 1) % interval == 0:
-                    [version, *_] = trainer.publish().result(None)
-                    rollout.load_weights(version).result(None)
+                if due or config.syncs(step):
+                    sync(trainer, rollout)
                 for round in itertools.count():  # more than one where dynamic sampling wants them
                     prompts, samples = cluster.channels(step, "prompts", "samples")
-                    settings = config.channels.experience_queue
-                    scored = cluster.channels(step, *config.experience, config=settings)
+                    scored = cluster.channels(step, *config.experience, config=queue)
                     prompts.put_many(config.requests(task, step, round))
                     prompts.close()
                     stages = [rollout.generate(prompts, samples), reward.score(samples, scored[0])]
@@ -80,13 +77,18 @@ def train(config: RlhfConfig) -> None:
                 if critic is not None:
                     metrics |= judged.result.metrics()
                 if config.eval.every and step % config.eval.every == 0:
-                    [version, *_] = trainer.publish().result(None)
-                    rollout.load_weights(version).result(None)
+                    sync(trainer, rollout)
                     rewards = evaluate(cluster, (rollout, reward), task, config, step)
                     metrics["eval_reward"] = rewards
                 run.record(step, metrics)
             due = attempt.failed
         run.finish()
+
+
+def sync(trainer: WorkerGroup, group: WorkerGroup) -> None:
+    """Bring the trainer's weights, as they are now, to `group`."""
+    [version, *_] = trainer.publish().result(None)
+    group.load_weights(version).result(None)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,10 @@ class RlhfConfig:
         """Prompts a step."""
         return self.scheduling.batch_size or self.rollout.prompts
 
+    def syncs(self, step: int) -> bool:
+        """Whether the rollout is given the weights before this step, the first of which is 1."""
+        return (step - 1) % self.scheduling.sync_interval == 0
+
     def requests(self, task: Task, step: int, round: int) -> list[GenerationRequest]:
         """What is sampled in a round of a step; the same for every run with the same seed."""
         sizes, again = self.rollout, f"+{round}" * (round > 0)

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,6 +159,16 @@ def test_a_model_that_cannot_be_joined_is_refused():
     config = GPT2Config(vocab_size=CODEC.size, n_embd=16, n_layer=1, n_head=2)
     with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
         TorchEpisodes(GPT2LMHeadModel(config), EpisodeConfig(), LANGUAGE, ToolBox({}))
+
+
+def test_what_episodes_cannot_do_is_refused():
+    elsewhere = EpisodeConfig(engine=GenerateConfig(name="sglang"))
+    with pytest.raises(ConfigError, match="on torch only"):
+        TorchEpisodes(MODEL, elsewhere, LANGUAGE, ToolBox({}))
+    engine = TorchEpisodes(MODEL, EpisodeConfig(LIMITS), LANGUAGE, ToolBox({"search": Echo()}))
+    asked = replace(request(0), sampling=replace(SAMPLING, stop_strings=("x",)))
+    with pytest.raises(ConfigError, match="stop_strings"):
+        list(engine.generate([asked]))
 
 
 def test_it_is_a_rollout_engine():

@@ -59,12 +59,16 @@ class TorchEpisodes(TorchGenerate):
         tools: Who carries out calls; a tool of this name for each of the format.
 
     Raises:
-        ConfigError: The model cannot go on in the middle of a batch.
+        ConfigError: The model cannot go on in the middle of a batch, or another engine is wanted.
     """
 
     def __init__(
         self, model: nn.Module, config: EpisodeConfig, language: Language, tools: ToolBox
     ) -> None:
+        if config.engine.name != "torch":
+            raise ConfigError(
+                f"rollout.engine.name={config.engine.name}: episodes with tools run on torch only"
+            )
         super().__init__(model, config.engine)
         if not isinstance(self._backbone, Decoder):
             raise ConfigError(f"episodes need a Llama or Qwen2 model, not {type(model).__name__}")
@@ -79,6 +83,8 @@ class TorchEpisodes(TorchGenerate):
         return self._idle_s
 
     def _generate(self, requests: list[GenerationRequest], sampling: Sampling) -> Iterator[Group]:
+        if sampling.stop_strings:
+            raise ConfigError("a turn ends where its format says so: stop_strings are not read")
         table = _Table(requests)
         waiting = deque(range(len(requests)))
         try:

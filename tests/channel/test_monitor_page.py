@@ -67,6 +67,12 @@ def channels(page: Page) -> list[dict]:
     return state(page).get("server", {"channels": []})["channels"]
 
 
+def between(seen: dict) -> dict:
+    """The connection of the server and its client, as the page has it."""
+    pairs = {(c["one"], c.get("other")): c for c in seen["connections"]}
+    return pairs.get(("channel/0", "here/0"), {})
+
+
 def test_it_tells_of_channels_locks_workers_and_connections(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "rew')
     small = ChannelConfig(max_items=1, put_window_items=0)
@@ -76,14 +82,12 @@ def test_it_tells_of_channels_locks_workers_and_connections(rig: Rig, tmp_path: 
         waiting = channel.put_async(b"x")
         with DeviceLock(here, ["core:0"]).hold((0, 1)):
             eventually(lambda: any(c["waiting"] for c in channels(shown)))
-            eventually(lambda: state(shown)["connections"])
+            eventually(lambda: between(state(shown)).get("transport"))
             seen = state(shown)
         assert seen["server"]["channels"][0]["depth"] == 1
         assert seen["server"]["lock"]["holders"][0]["devices"] == ["core:0"]
         assert [peer["id"] for peer in seen["peers"]] == ["channel/0", "here/0", "registry/0"]
-        pairs = {(c["one"], c["other"]): c for c in seen["connections"]}
-        one = pairs["channel/0", "here/0"]
-        assert one["transport"] == "tcp" and one["because"]
+        assert between(seen)["transport"] == "tcp" and between(seen)["because"]
         assert seen["curves"] == {"reward": [[1, 0.5]]}
         assert 'rlinf_channel_items{channel="one"} 1' in get(shown.url + "metrics")
         assert channel.get() == b"12345"

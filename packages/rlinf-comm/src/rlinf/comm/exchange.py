@@ -20,12 +20,16 @@ from rlinf.comm.transports.base import Link
 from rlinf.comm.window import LETTER_BYTES
 
 RAW_BYTES = 1 << 12
+ENCODINGS = {"structured": codec.split}
+"""By what `CommConfig.serialization` names."""
 
 
 class Exchange:
     """Mailbox, services and calls of one endpoint; told of payload on the dispatching thread."""
 
-    def __init__(self, me: WorkerId, peers: Peers, *, allow_pickle: bool) -> None:
+    def __init__(
+        self, me: WorkerId, peers: Peers, *, allow_pickle: bool, serialization: str
+    ) -> None:
         self.me = me
         self.mailbox = Mailbox(self._fulfil)
         self.services = Services(me)
@@ -35,6 +39,7 @@ class Exchange:
         self.kinds: frozenset[str] = frozenset()
         self._peers = peers
         self._allow_pickle = allow_pickle
+        self._split = ENCODINGS[serialization]
 
     # -- encode and decode ---------------------------------------------------------------------
 
@@ -42,7 +47,7 @@ class Exchange:
         """The flags, header and buffers of an object; a few bytes are their own encoding."""
         if type(obj) is bytes and len(obj) <= RAW_BYTES:
             return RAW, obj, ()
-        header, buffers = codec.split(obj, allow_pickle=self._allow_pickle, kinds=self.kinds)
+        header, buffers = self._split(obj, allow_pickle=self._allow_pickle, kinds=self.kinds)
         return 0, header, buffers
 
     def pack(

@@ -48,7 +48,12 @@ class Interior:
             config.pool_bytes, lambda trim: self.loop.call_later(config.pool_idle_s, trim)
         )
         self.peers = Peers(record.id, config.window_bytes)
-        self.exchange = Exchange(record.id, self.peers, allow_pickle=config.allow_pickle)
+        self.exchange = Exchange(
+            record.id,
+            self.peers,
+            allow_pickle=config.allow_pickle,
+            serialization=config.serialization,
+        )
         outfit = Outfit(
             me=record,
             loop=self.loop,

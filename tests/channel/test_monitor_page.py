@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -146,3 +147,31 @@ def test_the_command_prints_where_it_is(rig: Rig, tmp_path: Path) -> None:
                 [*command, "--port", str(taken)], capture_output=True, text=True, timeout=WAIT_S
             )
     assert done.returncode == 1 and f"port {taken} of this machine" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_browser_shows_a_full_channel_a_held_lock_and_who_waits(rig: Rig, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium, to render the page")
+    small = ChannelConfig(max_items=1, put_window_items=0)
+    with rig.server(), rig.endpoint("here/0") as here, page(rig) as shown:
+        channel = Channel.create("one", here, small)
+        channel.put(b"12345", timeout=WAIT_S)
+        waiting = channel.put_async(b"x")
+        with DeviceLock(here, ["core:0"]).hold((0, 1)):
+            eventually(lambda: any(c["waiting"] for c in channels(shown)))
+            flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000")
+            done = subprocess.run(
+                [browser, *flags, f"--user-data-dir={tmp_path}", "--dump-dom", shown.url],
+                capture_output=True,
+                text=True,
+                timeout=90,
+            )
+        assert channel.get() == b"12345"
+        waiting.result(WAIT_S)
+    rows = re.findall(r"<tr>(.*?)</tr>", done.stdout, re.S)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in rows]
+    assert any(row[:2] == ["one", "1 of 1"] and row[-1] == "full" for row in cells if row)
+    assert any(row[:3] == ["here/0#2", "core:0", "holds"] for row in cells)
+    assert any(row[:2] == ["here/0#1", "put one"] for row in cells)

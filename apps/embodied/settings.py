@@ -5,11 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from rlinf.comm import CommConfig
-from rlinf.workers import ClusterConfig, PlanningConfig
 from rlinf.workers.bounds import Count, Natural, Positive
-from rlinf.workers.checkpoint import CheckpointConfig
-from rlinf.workers.course import Choice
 from rlinf.workers.engines.imitation import ImitationConfig
 from rlinf.workers.engines.policies import PolicySpec, build_policy
 from rlinf.workers.engines.policy_trainer import PolicyTrainerConfig
@@ -18,6 +14,7 @@ from rlinf.workers.engines.simulation.seeds import episode_seed
 from rlinf.workers.environments import EnvironmentSpec
 from rlinf.workers.roles.policy import Policy
 from rlinf.workers.roles.simulator import CollectRequest, Spaces
+from rlinf.workers.run_config import RunConfig
 
 __all__ = ["CONFIG", "EmbodiedConfig", "EnvConfig", "FilmConfig"]
 
@@ -69,45 +66,26 @@ class FilmConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbodiedConfig:
+class EmbodiedConfig(RunConfig):
     """Everything about a run.
 
     Attributes:
         algorithm: ppo: with the policy's value, over streams of steps. grpo: whole episodes,
             `group` of them from the same beginning.
-        launcher: ray: a process a worker; inline: all in this process.
-        plan: temporal, spatial, auto, or the path of a saved plan.
         steps: Iterations.
         horizon: Decisions of each environment in one of them.
         group: Episodes that begin alike, with grpo.
-        seed: Of weights, environments and choices.
-        folder: Where the run is written; runs/embodied/<time> by default.
-        checkpoint: When checkpoints are written into it.
-        resume: true: go on with the run in `folder`, or else with the newest one; or the path of a
-            run folder, or of one checkpoint.
     """
 
     env: EnvConfig = field(default_factory=EnvConfig)
     algorithm: Literal["ppo", "grpo"] = "ppo"
-    launcher: Literal["ray", "inline"] = "ray"
-    plan: str = "temporal"
     steps: Count = 50
     horizon: Count = 128
     group: Count = 8
-    seed: Natural = 0
-    folder: Path | None = None
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: bool | Path = False
     policy: PolicySpec = field(default_factory=PolicySpec)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     trainer: PolicyTrainerConfig = field(default_factory=PolicyTrainerConfig)
     film: FilmConfig = field(default_factory=FilmConfig)
-    scheduling: PlanningConfig = field(default_factory=PlanningConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    communication: CommConfig = field(default_factory=CommConfig)
-
-    def __post_init__(self) -> None:
-        Choice.of(self.plan)
 
     def make_policy(self, spaces: Spaces) -> Policy:
         """What acts and learns; called where it does."""

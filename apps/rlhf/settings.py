@@ -7,11 +7,9 @@ from typing import Literal
 from tasks import CharTokenizer, PretrainedTokenizer, Task, TaskConfig, Tokenizer
 
 from rlinf.channel import ChannelConfig
-from rlinf.comm import CommConfig
-from rlinf.workers import ClusterConfig, PlanningConfig
+from rlinf.workers import PlanningConfig
 from rlinf.workers.algorithms.registry import ALGORITHMS
 from rlinf.workers.bounds import Count, Natural, NonNegative, Share
-from rlinf.workers.checkpoint import CheckpointConfig
 from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
@@ -19,6 +17,7 @@ from rlinf.workers.engines.torch_critic import CriticConfig
 from rlinf.workers.engines.torch_generate import GenerateConfig
 from rlinf.workers.engines.torch_trainer import TrainerConfig
 from rlinf.workers.roles import GenerationRequest, RewardEngine, Sampling
+from rlinf.workers.run_config import RunConfig
 
 __all__ = ["CHOICES", "CONFIG", "EvalConfig", "RlhfConfig", "RolloutConfig", "SftConfig"]
 
@@ -116,31 +115,16 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RlhfConfig:
+class RlhfConfig(RunConfig):
     """Everything about a run.
 
     Attributes:
         model: A preset of config.yaml, or the path of a transformers model folder.
         algorithm: ppo (with a critic), grpo, dr_grpo, dapo, rloo, reinforce++, gspo or cispo.
-        launcher: ray: a process a worker; inline: all in this process.
-        plan: temporal, spatial, auto, or the path of a saved plan.
-        steps: Optimiser steps.
-        seed: Of weights, prompts, demonstrations and sampling.
-        folder: Where the run is written; runs/rlhf/<time> by default.
-        checkpoint: When checkpoints are written into it.
-        resume: true: go on with the run in `folder`, or else with the newest one; or the path of a
-            run folder, or of one checkpoint.
     """
 
     model: str = "tiny"
     algorithm: str = "grpo"
-    launcher: Literal["ray", "inline"] = "ray"
-    plan: str = "temporal"
-    steps: Count = 60
-    seed: int = 0
-    folder: Path | None = None
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: bool | Path = False
     task: TaskConfig = field(default_factory=TaskConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -149,8 +133,6 @@ class RlhfConfig:
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    communication: CommConfig = field(default_factory=CommConfig)
 
     def __post_init__(self) -> None:
         Choice.of(self.plan)

@@ -8,12 +8,8 @@ from typing import Any, Literal
 from corpus import documents
 from task import QuestionConfig, SearchTask, language_of, tiny_codec
 
-from rlinf.comm import CommConfig
-from rlinf.workers import ClusterConfig, PlanningConfig
 from rlinf.workers.algorithms.registry import ALGORITHMS
 from rlinf.workers.bounds import Count, Natural, NonNegative
-from rlinf.workers.checkpoint import CheckpointConfig
-from rlinf.workers.course import Choice
 from rlinf.workers.engines.models import ModelSpec, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.torch_episodes import EpisodeConfig
@@ -22,6 +18,7 @@ from rlinf.workers.episodes.codec import TextCodec
 from rlinf.workers.episodes.episode import Language
 from rlinf.workers.episodes.template import generation_prompt
 from rlinf.workers.roles import GenerationRequest, RewardEngine, Sampling, Tool
+from rlinf.workers.run_config import RunConfig
 from rlinf.workers.tool_hosts import ToolAccess
 from rlinf.workers.tools.bm25 import Bm25Index
 from rlinf.workers.tools.box import ToolConfig
@@ -118,7 +115,7 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchConfig:
+class SearchConfig(RunConfig):
     """Everything about a run.
 
     Attributes:
@@ -126,14 +123,6 @@ class SearchConfig:
         algorithm: grpo, dr_grpo, dapo, rloo, reinforce++, gspo or cispo.
         search: false: nothing can be searched for, and no demonstration does: a control.
         retriever: Url of a retrieval server; empty: a search engine of our own.
-        launcher: ray: a process a worker; inline: all in this process.
-        plan: temporal, spatial, auto, or the path of a saved plan.
-        steps: Optimiser steps.
-        seed: Of weights, questions, demonstrations and sampling.
-        folder: Where the run is written; runs/search_r1/<time> by default.
-        checkpoint: When checkpoints are written into it.
-        resume: true: go on with the run in `folder`, or else with the newest one; or the path of a
-            run folder, or of one checkpoint.
         tools: Deadline and tries of a search.
         retrieval: What a search shows.
     """
@@ -142,13 +131,6 @@ class SearchConfig:
     algorithm: str = "grpo"
     search: bool = True
     retriever: str = ""
-    launcher: Literal["ray", "inline"] = "ray"
-    plan: str = "temporal"
-    steps: Count = 60
-    seed: int = 0
-    folder: Path | None = None
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: bool | Path = False
     tiny: TinyConfig = field(default_factory=TinyConfig)
     questions: QuestionConfig = field(default_factory=QuestionConfig)
     sft: SftConfig = field(default_factory=SftConfig)
@@ -157,12 +139,9 @@ class SearchConfig:
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    scheduling: PlanningConfig = field(default_factory=PlanningConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    communication: CommConfig = field(default_factory=CommConfig)
 
     def __post_init__(self) -> None:
-        Choice.of(self.plan)
+        RunConfig.__post_init__(self)  # slots: no super() without arguments
         if self.retriever:
             HttpRetriever(self.retriever)
 

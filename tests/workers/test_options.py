@@ -45,7 +45,7 @@ class Outer:
 def test_each_key_has_its_value_and_its_meaning() -> None:
     found = {option.key: option for option in options(Outer(maybe=Inner(names=("x", "y"))))}
     assert list(found) == [
-        *("launcher", "folder", "inner.lr", "inner.names", "maybe.lr", "maybe.names", "model")
+        *("launcher", "folder", "model", "inner.lr", "inner.names", "maybe.lr", "maybe.names")
     ]
     assert found["launcher"].choices == ("ray", "inline")
     assert found["folder"].value == "null" and found["folder"].meaning == "Where it is written."

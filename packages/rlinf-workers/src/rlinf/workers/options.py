@@ -34,7 +34,9 @@ class Option:
 
 
 def options(config: object) -> list[Option]:
-    """Every key of a configuration (a dataclass instance) in the order of its declaration."""
+    """Every key of a configuration (a dataclass instance): its own before those it inherits, and
+    before both parts that have keys of their own.
+    """
     return list(_options(config, ""))
 
 
@@ -92,9 +94,7 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
 def _options(config: object, where: str) -> Iterator[Option]:
     hints = typing.get_type_hints(type(config), include_extras=True)
     meanings = _meanings(type(config))
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        if not field.init:
-            continue
+    for field in _ordered(config):
         key, value = f"{where}{field.name}", getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             yield from _options(value, f"{key}.")
@@ -102,6 +102,15 @@ def _options(config: object, where: str) -> Iterator[Option]:
             yield Option(
                 key, _yaml(value), _choices(hints[field.name]), meanings.get(field.name, "")
             )
+
+
+def _ordered(config: Any) -> list[dataclasses.Field[Any]]:
+    """Plain keys first; among them, and among the others, the class's own first."""
+    own = vars(type(config)).get("__annotations__", {})
+    return sorted(
+        (field for field in dataclasses.fields(config) if field.init),
+        key=lambda f: (dataclasses.is_dataclass(getattr(config, f.name)), f.name not in own),
+    )
 
 
 def _meanings(cls: type) -> dict[str, str]:

@@ -97,10 +97,12 @@ class Consumer(Holder):
         world.later(delay, due)
 
     def _stop(self) -> None:
-        """Do nothing for less than a lease, as a process without a core, or at a SIGSTOP."""
+        """Do nothing for so long that with the first renewal, a third of a lease later, and both
+        ways there is still no lease over; as a process without a core, or at a SIGSTOP.
+        """
         world = self.world
         if world.now > self.stopped_until + 0.01:
-            self.stopped_until = world.now + world.random.uniform(0.4, 0.55) * world.config.lease_s
+            self.stopped_until = world.now + world.random.uniform(0.35, 0.5) * world.config.lease_s
             world.tell(f"until {self.stopped_until:.3f} stopped:", self.id)
 
     def _die(self) -> None:

@@ -8,6 +8,7 @@ from rlinf.sched import Component, FlowGraph, Profile, SearchConfig, search
 from rlinf.sched.cost import CostModel
 from rlinf.sched.machine import Machine
 from rlinf.sched.packing import pack
+from rlinf.sched.segments import grains, prices
 from rlinf.sched.testing import brute_force, random_problem
 from rlinf.sched.waiting import raised_bound
 
@@ -22,9 +23,11 @@ def test_no_plan_beats_the_packing(components: int):
         model = CostModel(problem.graph, profile, machine, problem.batch)
         packing = pack(model)
         assert packing is not None
-        best, _ = brute_force(problem)
+        best, tree = brute_force(problem)
+        assert tree is not None
         assert packing.seconds <= best * (1 + 1e-9)
-        raised = raised_bound(model, packing, packing.seconds, 2 * best)
+        costs = prices(model, grains(model, tree))
+        raised = raised_bound(model, packing, costs, packing.seconds, 2 * best)
         assert packing.seconds <= raised <= best * (1 + 1e-9)
 
 
@@ -52,5 +55,6 @@ def test_waiting_raises_the_bound_of_a_chain():
     packing = pack(model)
     assert packing is not None
     assert packing.seconds == pytest.approx(16.0)
-    best = search(graph, profile, 2, 8).seconds
-    assert 20.0 < raised_bound(model, packing, packing.seconds, best) <= best
+    best = search(graph, profile, 2, 8)
+    costs = prices(model, grains(model, best.root))
+    assert 20.0 < raised_bound(model, packing, costs, packing.seconds, best.seconds) <= best.seconds

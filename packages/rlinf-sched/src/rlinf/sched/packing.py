@@ -65,10 +65,10 @@ def pack(model: CostModel, micro_batches: Sequence[int] = ()) -> Packing | None:
     cuts = _every_cut(model, everything)
     if cuts is None:
         return None
-    units, width = _units(model)
+    units, width = units_of(model)
     spans = {}
     for i in range(len(model.names)):
-        spans[1 << i] = _leaf(run_times(model, i, micro_batches), units, width)
+        spans[1 << i] = leaf(run_times(model, i, micro_batches), units, width)
     each = {}
     for members in sorted(cuts, key=int.bit_count):
         found = cuts[members]
@@ -94,14 +94,15 @@ def _every_cut(model: CostModel, everything: int) -> dict[int, Sequence[Cut]] | 
     return found
 
 
-def _units(model: CostModel) -> tuple[int, int]:
+def units_of(model: CostModel) -> tuple[int, int]:
     """How many units there are, and devices in one."""
     devices = int(model.machine.counts[: len(model.machine.types)].sum())
     width = -(-devices // LEVELS)
     return devices // width, width
 
 
-def _leaf(times: Sequence[tuple[Floats, Floats]], units: int, width: int) -> Floats:
+def leaf(times: Sequence[tuple[Floats, Floats]], units: int, width: int) -> Floats:
+    """Least seconds on 0, 1, ... units, of ways with so many devices and seconds each."""
     seconds = np.full(units + 1, np.inf)
     for devices, taken in times:
         at = np.minimum(devices.astype(np.int64) // width, units)
@@ -114,15 +115,18 @@ def run_times(
 ) -> Sequence[tuple[Floats, Floats]]:
     """Devices and seconds of every way to run a component, for each number of micro-batches."""
     most = model.batch if model.chunkable(i) else 1
-    tried = {2**k for k in range(min(17, most.bit_length()))} | {
-        m for m in micro_batches if m <= most
-    }
     found = []
-    for parts in sorted(tried):
+    for parts in numbers(most, micro_batches):
         options = model.options(i, parts)
         seconds = options.seconds * (1 if options.loops else parts)
         found.append((options.devices.astype(float), seconds))
     return found
+
+
+def numbers(most: int, micro_batches: Sequence[int] = ()) -> Sequence[int]:
+    """Numbers of micro-batches up to ``most``: powers of two and the given ones."""
+    powers = {2**k for k in range(min(17, most.bit_length()))}
+    return sorted(powers | {m for m in micro_batches if m <= most})
 
 
 def _lengths(model: CostModel, cuts: Sequence[Cut], spans: dict[int, Floats]) -> Floats:

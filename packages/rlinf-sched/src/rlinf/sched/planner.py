@@ -19,6 +19,7 @@ from rlinf.sched.plan import DeviceNames, Plan, kind_of
 from rlinf.sched.polish import polish
 from rlinf.sched.profile import Profile
 from rlinf.sched.searcher import Searcher
+from rlinf.sched.segments import grains, prices
 from rlinf.sched.task import Task
 from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree
 from rlinf.sched.waiting import raised_bound
@@ -77,7 +78,8 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
     if bound:
         least = lower_bound(model, packing, config.micro_batches)
         if packing is not None and not staleness:
-            least = raised_bound(model, packing, least, max(least, seconds))
+            found_at = prices(model, grains(model, tree, config.micro_batches))
+            least = raised_bound(model, packing, found_at, least, max(least, seconds))
         bound = min(bound, max(0.0, seconds / least - 1))
     used = staleness if isinstance(tree, Parallel) else 0
     total = seconds + model.profile.sync_s

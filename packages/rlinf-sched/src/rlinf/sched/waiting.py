@@ -2,11 +2,14 @@
 
 A packing may put b after a beside c, although b feeds c: then c has to wait for a.
 To show that no plan takes ``limit`` seconds, every set of components is given the most seconds that
-the packings of the rest leave it, on each number of devices. Within those, from small sets to large
-ones, four *lags* of every component in its set are bounded from below: seconds from the start of
-the set to the component's start and to its end, and from either to the end of the set. Where two
-sets lie side by side, the lags of producers and consumers add up, and some cuts turn out to be too
-long. When none is left for the whole workflow, the limit is impossible.
+the packings of the rest leave it, on each number of devices and at each grain of micro-batches.
+Within those, from small sets to large ones, *lags* of every component in its set are bounded from
+below: seconds from the start of the set to the component's start and to its end, from either to the
+end of the set, and how long one micro-batch and the whole run take. Where two sets lie side by
+side, the lags add up along the edges, and some cuts turn out to be too long. When none is left for
+the whole workflow, the limit is impossible.
+
+Arrays by state have an entry for each grain and, within it, each number of units.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +21,7 @@ from rlinf.sched.cuts import Cut
 from rlinf.sched.fit import Floats
 from rlinf.sched.machine import Counts
 from rlinf.sched.packing import Packing
+from rlinf.sched.segments import Prices, Ways, ways_beside, ways_in_turn
 
 STEPS = 6
 """Limits tried by bisection."""
@@ -30,11 +34,13 @@ MOST_CUTS = 1500
 
 SLACK = 1 + 1e-9
 
-START, START_TO_END, END, END_TO_END = range(4)
+START, START_TO_END, END, END_TO_END, STEP, RUN = range(6)
 
 
-def raised_bound(model: CostModel, packing: Packing, low: float, high: float) -> float:
-    """Seconds that no plan can beat.
+def raised_bound(
+    model: CostModel, packing: Packing, prices: Prices, low: float, high: float
+) -> float:
+    """Seconds that no plan can beat whose pipelines have one number of micro-batches each.
 
     Args:
         low: seconds for which that is known.
@@ -42,7 +48,7 @@ def raised_bound(model: CostModel, packing: Packing, low: float, high: float) ->
     """
     for _ in range(STEPS):
         middle = (low * high) ** 0.5
-        if Trial(model, packing, middle).possible():
+        if Trial(model, packing, prices, middle).possible():
             high = middle
         else:
             low = middle
@@ -55,14 +61,15 @@ class Trial:
 
     Attributes:
         limit: seconds.
-        spans: by set, least seconds on 0, 1, ... units of devices, as far as they matter.
-        allowed: by set, most seconds on so many units; less than none where it has no place.
+        spans: by set, least seconds in each state, as far as they matter; shape (states,).
+        allowed: by set, most seconds in each state; less than none where it has no place.
         alive: by set, the cuts that fit.
-        lags: by set, the four lags of its members; shape (4, members, units + 1).
+        lags: by set, the six lags of its members; shape (6, members, states).
     """
 
     model: CostModel
     packing: Packing
+    prices: Prices
     limit: float
     spans: dict[int, Floats] = field(default_factory=dict)
     allowed: dict[int, Floats] = field(default_factory=dict)
@@ -72,7 +79,9 @@ class Trial:
     def possible(self) -> bool:
         """It could not be shown that no plan takes the limit or less."""
         everything = max(self.packing.spans)
-        self.spans = dict(self.packing.spans)
+        grains = self.prices.grains
+        self.spans = {s: np.tile(spans, grains) for s, spans in self.packing.spans.items()}
+        self.spans |= {1 << i: s.ravel() for i, s in enumerate(self.prices.seconds)}
         for _ in range(ROUNDS):
             if not self._share_out(everything):
                 return True
@@ -85,10 +94,9 @@ class Trial:
 
     def _share_out(self, everything: int) -> bool:
         """Seconds for every set, from the whole down; false: too many cuts are alive."""
-        units = len(self.spans[everything]) - 1
-        none = np.full(units + 1, -np.inf)
+        none = np.full(len(self.spans[everything]), -np.inf)
         self.allowed, self.alive = {everything: none.copy()}, {}
-        self.allowed[everything][units] = self.limit
+        self.allowed[everything][len(self.packing.spans[everything]) - 1] = self.limit
         count = 0
         for members in sorted(self.packing.cuts, key=lambda s: -s.bit_count()):
             if members not in self.allowed or members not in self.spans:
@@ -113,101 +121,142 @@ class Trial:
     def _left_for(self, cut: Cut, mine: Floats) -> tuple[Floats, Floats]:
         """Most seconds for either part of a set that has so many."""
         first, second = self.spans[cut.first], self.spans[cut.second]
+        at, p, q = self._in_turn(cut, mine)
         switch_s = self._switch(cut)
-        fits = first + second + switch_s <= mine * SLACK
-        one = np.where(fits, mine - second - switch_s, -np.inf)
-        other = np.where(fits, mine - first - switch_s, -np.inf)
-        n, k = _beside(first, second, mine)
-        np.maximum.at(one, k, mine[n])
-        np.maximum.at(other, n - k, mine[n])
+        one, other = np.full((2, len(mine)), -np.inf)
+        np.maximum.at(one, p, mine[at] - second[q] - switch_s)
+        np.maximum.at(other, q, mine[at] - first[p] - switch_s)
+        at, p, q = self._beside(cut, mine)
+        left = self._pipelined(mine)[at]
+        np.maximum.at(one, p, left)
+        np.maximum.at(other, q, left)
         return one, other
 
     def _add_up(self) -> None:
         """Lags and least seconds of every set that has a place, from single components up."""
-        packed, self.spans, self.lags = self.spans, {}, {}
+        self.lags, packed, self.spans = {}, self.spans, {}
         for members in sorted(self.allowed, key=int.bit_count):
             mine = self.allowed[members]
             if members & (members - 1) == 0:
                 seconds = np.where(packed[members] <= mine * SLACK, packed[members], np.inf)
                 nothing = np.where(np.isfinite(seconds), 0.0, np.inf)
-                lags = np.stack([nothing, seconds, seconds, nothing])[:, None]
+                step = self.prices.steps[members.bit_length() - 1].ravel() + nothing
+                lags = np.stack([nothing, seconds, seconds, nothing, step, seconds])[:, None]
             elif members in self.alive:
                 seconds = np.full(len(mine), np.inf)
-                lags = np.full((4, members.bit_count(), len(mine)), np.inf)
+                lags = np.full((6, members.bit_count(), len(mine)), np.inf)
                 for cut in self.alive[members]:
                     if cut.first in self.lags and cut.second in self.lags:
-                        self._compose(members, cut, seconds, lags)
+                        self._compose_in_turn(cut, mine, seconds, lags)
+                        self._compose_beside(cut, mine, seconds, lags)
             else:
                 continue
             if np.isfinite(seconds).any():
                 self.spans[members], self.lags[members] = seconds, lags
 
-    def _compose(self, members: int, cut: Cut, seconds: Floats, lags: Floats) -> None:
-        """Lower ``seconds`` and ``lags`` to those of the set cut so."""
-        mine = self.allowed[members]
-        first, second = self.spans[cut.first], self.spans[cut.second]
-        one, other = self.lags[cut.first], self.lags[cut.second]
-        where = bits(members)
-        mine_of = [where.index(i) for i in (*bits(cut.first), *bits(cut.second))]
-        switch_s = self._switch(cut)
-        in_turn = first + second + switch_s
-        at = np.flatnonzero(in_turn <= mine * SLACK)
+    def _compose_in_turn(self, cut: Cut, mine: Floats, seconds: Floats, lags: Floats) -> None:
+        """Lower ``seconds`` and ``lags`` to those of the set cut so, its parts in turn."""
+        at, p, q = self._in_turn(cut, mine)
         if len(at):
-            seconds[at] = np.minimum(seconds[at], in_turn[at])
-            before, after = one[:, :, at].copy(), other[:, :, at].copy()
-            before[[START_TO_END, END_TO_END]] += second[at] + switch_s
-            after[[START, END]] += first[at] + switch_s
-            _lower(lags, mine_of, at, np.concatenate([before, after], axis=1))
-        n, k = _beside(first, second, mine)
-        if not len(n):
-            return
-        before, after = one[:, :, k], other[:, :, n - k]
-        length = np.maximum(first[k], second[n - k])
-        if cut.edge:
-            length = np.maximum(length, self._wait(cut, before, after))
-        fits = np.flatnonzero(length <= mine[n] * SLACK)
-        if len(fits):
-            at, starts = np.unique(n[fits], return_index=True)
-            least = np.minimum.reduceat(length[fits], starts)
-            seconds[at] = np.minimum(seconds[at], least)
-            both = np.concatenate([before, after], axis=1)[:, :, fits]
-            _lower(lags, mine_of, at, np.minimum.reduceat(both, starts, axis=2))
+            switch_s = self._switch(cut)
+            before, after = self.lags[cut.first][:, :, p], self.lags[cut.second][:, :, q]
+            first, second = self.spans[cut.first][p], self.spans[cut.second][q]
+            before[[START_TO_END, END_TO_END]] += second + switch_s
+            after[[START, END]] += first + switch_s
+            _lower(seconds, lags, at, first + second + switch_s, _joined(cut, before, after))
 
-    def _wait(self, cut: Cut, before: Floats, after: Floats) -> Floats:
-        """Raise the lags of producers and consumers to one another's; and the seconds it takes."""
-        producers, consumers = bits(cut.first), bits(cut.second)
-        fed_by = {
-            y: [x for x, i in enumerate(producers) if self.model.anc[j] >> i & 1]
-            for y, j in enumerate(consumers)
-        }
-        tails = after[[START_TO_END, END_TO_END]]
-        for y, sources in fed_by.items():
-            if sources:
-                heads = before[:, sources][[START, END]].max(axis=1)
-                after[[START, END], y] = np.maximum(after[[START, END], y], heads)
-        for x in range(len(producers)):
-            sinks = [y for y, sources in fed_by.items() if x in sources]
-            if sinks:
-                rest = tails[:, sinks].max(axis=1)
-                ends = [START_TO_END, END_TO_END]
-                before[ends, x] = np.maximum(before[ends, x], rest)
-        whole = after[[START, END]] + after[[START_TO_END, END_TO_END]]
-        return np.asarray(whole.max(axis=(0, 1)))
+    def _compose_beside(self, cut: Cut, mine: Floats, seconds: Floats, lags: Floats) -> None:
+        """As for parts in turn; at grain 0 the set may also be a pipeline of any grain."""
+        at, p, q = self._beside(cut, mine)
+        if not len(at):
+            return
+        both = _joined(cut, self.lags[cut.first][:, :, p], self.lags[cut.second][:, :, q])
+        length = np.maximum(self.spans[cut.first][p], self.spans[cut.second][q])
+        if cut.edge:
+            length = np.maximum(length, self._wait(cut.first | cut.second, both))
+        units = self.packing.spans[cut.first].shape[0]
+        for where in (at, at % units):
+            fits = np.flatnonzero(length <= mine[where] * SLACK)
+            _lower(seconds, lags, where[fits], length[fits], both[:, :, fits])
+
+    def _wait(self, members: int, lags: Floats) -> Floats:
+        """Raise the lags of producers and consumers to one another's; and the seconds it takes.
+
+        A consumer starts when its producer has done one micro-batch, and has one left to do when
+        its producer ends.
+        """
+        inside = bits(members)
+        place = {i: k for k, i in enumerate(inside)}
+        start, start_to_end, end, end_to_end, step, run = lags
+        for y, j in enumerate(inside):
+            feeding = [place[i] for i in bits(self.model.pred[j] & members)]
+            for x in feeding:
+                np.maximum(start[y], start[x] + step[x], out=start[y])
+                np.maximum(end[y], end[x] + step[y], out=end[y])
+            np.maximum(end[y], start[y] + run[y], out=end[y])
+        for x, i in reversed(list(enumerate(inside))):
+            for y in (place[j] for j in bits(self.model.succ[i] & members)):
+                np.maximum(start_to_end[x], step[x] + start_to_end[y], out=start_to_end[x])
+                np.maximum(end_to_end[x], step[y] + end_to_end[y], out=end_to_end[x])
+            np.maximum(start_to_end[x], run[x] + end_to_end[x], out=start_to_end[x])
+        return np.asarray(np.maximum(start + start_to_end, end + end_to_end).max(axis=0))
+
+    def _in_turn(self, cut: Cut, mine: Floats) -> tuple[Counts, Counts, Counts]:
+        """States of the set, of its first part and of its second in which these fit in turn."""
+        ways = ways_in_turn(self.prices.grains)
+        first, second, whole = self._rows(cut, mine, ways)
+        v, n = np.nonzero(first + second + self._switch(cut) <= whole * SLACK)
+        units = whole.shape[1]
+        return ways.whole[v] * units + n, ways.first[v] * units + n, ways.second[v] * units + n
+
+    def _beside(self, cut: Cut, mine: Floats) -> tuple[Counts, Counts, Counts]:
+        """The same side by side; of the set, the state within its pipeline."""
+        single = [part & (part - 1) == 0 for part in (cut.first, cut.second)]
+        ways = ways_beside(self.prices.grains, *single)
+        first, second, whole = self._rows(cut, self._pipelined(mine), ways)
+        units = whole.shape[1]
+        v = np.flatnonzero(np.maximum(first.min(axis=1), second.min(axis=1)) <= whole.max(axis=1) * SLACK)
+        n = np.flatnonzero((whole > 0).any(axis=0))
+        k = np.flatnonzero(np.isfinite(first).any(axis=0))
+        rest = n[:, None] - k
+        other = np.where(rest > 0, second[v][:, rest], np.inf)
+        long = np.maximum(first[v][:, None, k], other)
+        a, b, c = np.nonzero(long <= whole[v][:, n, None] * SLACK)
+        v, n, k = v[a], n[b], k[c]
+        return ways.whole[v] * units + n, ways.first[v] * units + k, ways.second[v] * units + n - k
+
+    def _rows(self, cut: Cut, mine: Floats, ways: Ways) -> tuple[Floats, Floats, Floats]:
+        """Spans of both parts, and what the set may take, by way; shape (ways, units + 1)."""
+        rows = (self.prices.grains, -1)
+        first, second = self.spans[cut.first], self.spans[cut.second]
+        return (
+            first.reshape(rows)[ways.first],
+            second.reshape(rows)[ways.second],
+            mine.reshape(rows)[ways.whole],
+        )
+
+    def _pipelined(self, mine: Floats) -> Floats:
+        """Most seconds as a pipeline of each grain, be it alone or part of a larger one."""
+        rows = mine.reshape(self.prices.grains, -1)
+        return np.asarray(np.maximum(rows, rows[0]).ravel())
 
     def _switch(self, cut: Cut) -> float:
         return 0.0 if self.model.tight else self.model.switch(cut.first, cut.second)
 
 
-def _beside(first: Floats, second: Floats, mine: Floats) -> tuple[Counts, Counts]:
-    """Units in all, and units of the first part, at which both fit side by side; by the former."""
-    n = np.flatnonzero(mine > 0)
-    k = np.flatnonzero(np.isfinite(first))
-    rest = n[:, None] - k
-    long = np.maximum(first[k], np.where(rest > 0, second[rest], np.inf))
-    rows, columns = np.nonzero(long <= mine[n][:, None] * SLACK)
-    return n[rows], k[columns]
+def _joined(cut: Cut, before: Floats, after: Floats) -> Floats:
+    """Lags of the members of both parts, in order."""
+    order = np.argsort([*bits(cut.first), *bits(cut.second)])
+    return np.concatenate([before, after], axis=1)[:, order]
 
 
-def _lower(lags: Floats, members: list[int], at: Counts, values: Floats) -> None:
-    rows = np.array(members)[:, None]
-    lags[:, rows, at] = np.minimum(lags[:, rows, at], values)
+def _lower(seconds: Floats, lags: Floats, at: Counts, length: Floats, values: Floats) -> None:
+    """Lower those of the states ``at``, which may be there more than once."""
+    if not len(at):
+        return
+    order = np.argsort(at, kind="stable")
+    states, starts = np.unique(at[order], return_index=True)
+    least = np.minimum.reduceat(length[order], starts)
+    seconds[states] = np.minimum(seconds[states], least)
+    lowest = np.minimum.reduceat(values[:, :, order], starts, axis=2)
+    lags[:, :, states] = np.minimum(lags[:, :, states], lowest)

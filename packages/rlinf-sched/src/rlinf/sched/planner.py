@@ -1,6 +1,6 @@
 """The door: from a workflow and a profile to a plan."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from rlinf.sched.algebra import Labels
 from rlinf.sched.bounds import lower_bound
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel
+from rlinf.sched.cuts import Cut
 from rlinf.sched.evaluate import evaluate
 from rlinf.sched.front import Front, Origin, join, prune
 from rlinf.sched.graph import FlowGraph
@@ -78,8 +79,10 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
     if bound:
         least = lower_bound(model, packing, config.micro_batches)
         if packing is not None and not staleness:
-            found_at = prices(model, grains(model, tree, config.micro_batches))
-            least = raised_bound(model, packing, found_at, least, max(least, seconds))
+            costs = prices(model, grains(model, tree, config.micro_batches))
+            least, cuts = raised_bound(model, packing, costs, least, max(least, seconds))
+            if cuts and not model.chain and not config.kind:
+                seconds, tree = _improved(model, config, (seconds, tree), cuts)
         bound = min(bound, max(0.0, seconds / least - 1))
     used = staleness if isinstance(tree, Parallel) else 0
     total = seconds + model.profile.sync_s
@@ -93,13 +96,13 @@ def candidates(
     everything = (1 << len(model.names)) - 1
     coarse: Front | None = None
     ceiling = np.inf
-    guide = None if model.chain else packing
+    guide = None if model.chain or packing is None else packing.promising
     if not staleness and _many(model):
-        first = Searcher(model, config, sizes=COARSE, narrow=len(model.names) > 3, packing=guide)
+        first = Searcher(model, config, sizes=COARSE, narrow=len(model.names) > 3, guide=guide)
         coarse = first.best()
         ceiling = min(first.ceiling, _quickest(coarse) * first.slack())
     narrow = len(model.names) > config.exact_components + model.chain
-    searcher = Searcher(model, config, ceiling, narrow=narrow, packing=guide)
+    searcher = Searcher(model, config, ceiling, narrow=narrow, guide=guide)
     if staleness:
         front = _overlapped(searcher, everything, staleness)
     else:
@@ -113,6 +116,22 @@ def candidates(
         return [(tree, np.inf) for tree in trees if kind_of(tree) == "hybrid"][:CANDIDATES]
     shortlist = order[: 1 if model.chain else CANDIDATES]
     return [(rebuild(front, int(row), None), bound) for row in shortlist]
+
+
+def _improved(
+    model: CostModel,
+    config: SearchConfig,
+    best: tuple[float, Tree],
+    cuts: Mapping[int, Sequence[Cut]],
+) -> tuple[float, Tree]:
+    """The best plan, or a quicker one made of these cuts only."""
+    seconds, tree = best
+    searcher = Searcher(model, config, narrow=True, guide=lambda members: cuts.get(members, ()))
+    searcher.ceiling = seconds * searcher.slack()
+    front = searcher.best()
+    order = np.argsort(front.labels.x(), kind="stable")[:CANDIDATES]
+    trees = [tree, *(rebuild(front, int(row), None) for row in order)]
+    return polish(trees, model, config.micro_batches)
 
 
 def _many(model: CostModel) -> bool:

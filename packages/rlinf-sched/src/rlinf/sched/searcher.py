@@ -4,7 +4,7 @@ Every cut of a set into a down-set and the rest is tried, side by side for every
 micro-batches, and in turn. What is kept of a set is a front, see :mod:`rlinf.sched.front`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from rlinf.sched.cost import CostModel, bits
 from rlinf.sched.cuts import Cut, all_cuts, few_cuts
 from rlinf.sched.front import Front, Op, Origin, join, narrow, prune
 from rlinf.sched.machine import Counts
-from rlinf.sched.packing import Packing
 from rlinf.sched.pairing import in_turn, side_by_side
 from rlinf.sched.task import Task, wiring
 
@@ -60,7 +59,7 @@ class Searcher:
         ceiling: only plans quicker than this matter.
         sizes: how many options of each component to look at at most; 0: all.
         narrow: keep few rows of each front; the bound then says nothing.
-        packing: says which cuts of a large workflow are promising; None: those along one order.
+        guide: the promising cuts of a set of a large workflow; None: those along one order.
         bounds: what the rest of a chain costs at least; None: the workflow is no chain.
         bound: relative error which thinned fronts can have caused so far.
     """
@@ -70,7 +69,7 @@ class Searcher:
     ceiling: float = np.inf
     sizes: int = 0
     narrow: bool = False
-    packing: Packing | None = None
+    guide: Callable[[int], Sequence[Cut]] | None = None
     bounds: ChainBounds | None = None
     bound: float = 0.0
     _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
@@ -120,8 +119,8 @@ class Searcher:
         if members not in self._cuts:
             if not self.narrow or len(self.model.names) <= ALL_CUTS:
                 self._cuts[members] = tuple(all_cuts(self.model, members))
-            elif self.packing is not None:
-                self._cuts[members] = self.packing.promising(members)
+            elif self.guide is not None:
+                self._cuts[members] = self.guide(members)
             else:
                 self._cuts[members] = tuple(few_cuts(self.model, members))
         return self._cuts[members]
@@ -192,7 +191,7 @@ class Searcher:
 
     def _in_turn(self, task: Task) -> Iterator[Front]:
         piped = bool(task.takes or task.gives)
-        few = self.narrow and self.packing is None
+        few = self.narrow and self.guide is None
         if few and piped and task.members.bit_count() > IN_TURN:
             return
         for cut in self.cuts(task.members):
@@ -307,7 +306,7 @@ class Searcher:
         """A few numbers of micro-batches around the one that fills quickest at least overhead."""
         model = self.model
         few = FEW if len(model.names) < MANY else FEW // 2
-        if self.packing is None:
+        if self.guide is None:
             step = max(1, len(micro_batches) // few)
             return micro_batches[step // 2 :: step]
 

@@ -19,6 +19,9 @@ from rlinf.sched.tree import Leaf, Loop, Spatial, Tree
 
 Grain = tuple[int, ...]
 
+MOST = 7
+"""Components up to which grains are told apart."""
+
 
 class Ways(NamedTuple):
     """Grains of the first part, of the second, and of the set that they make; same lengths."""
@@ -47,7 +50,12 @@ class Prices:
 
 
 def grains(model: CostModel, best: Tree, micro_batches: Sequence[int] = ()) -> Sequence[Grain]:
-    """The whole batch, and numbers below, at and above that of the best plan's finest pipeline."""
+    """The whole batch, and numbers below, at and above that of the best plan's finest pipeline.
+
+    Large workflows are not told apart: what is missing from their bounds lies elsewhere.
+    """
+    if len(model.names) > MOST:
+        return (tuple(numbers(model.batch, micro_batches)),)
     middle = _finest(best)
     found = [m for m in numbers(model.batch, micro_batches) if m > 1]
     parted = (

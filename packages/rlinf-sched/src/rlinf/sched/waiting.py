@@ -12,7 +12,9 @@ the whole workflow, the limit is impossible.
 Arrays by state have an entry for each grain and, within it, each number of units.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,22 +39,42 @@ SLACK = 1 + 1e-9
 START, START_TO_END, END, END_TO_END, STEP, RUN = range(6)
 
 
+FEW_CUTS = 400
+"""Up to so many cuts, those that a limit leaves alive are worth a search of their own."""
+
+
+class Raised(NamedTuple):
+    """What trials of limits have shown.
+
+    Attributes:
+        seconds: what no plan can beat whose pipelines have one number of micro-batches each.
+        cuts: by set, all that plans below some limit can be made of; empty: too many.
+    """
+
+    seconds: float
+    cuts: Mapping[int, Sequence[Cut]]
+
+
 def raised_bound(
     model: CostModel, packing: Packing, prices: Prices, low: float, high: float
-) -> float:
-    """Seconds that no plan can beat whose pipelines have one number of micro-batches each.
+) -> Raised:
+    """Halve the distance between a lower bound and a plan, as often as STEPS says.
 
     Args:
-        low: seconds for which that is known.
+        low: seconds that no plan can beat.
         high: what the best plan found takes.
     """
+    cuts: Mapping[int, Sequence[Cut]] = {}
     for _ in range(STEPS):
         middle = (low * high) ** 0.5
-        if Trial(model, packing, prices, middle).possible():
+        trial = Trial(model, packing, prices, middle)
+        if trial.possible():
             high = middle
+            if not cuts and sum(map(len, trial.alive.values())) <= FEW_CUTS:
+                cuts = trial.alive
         else:
             low = middle
-    return low
+    return Raised(low, cuts)
 
 
 @dataclass(slots=True)
@@ -215,7 +237,9 @@ class Trial:
         ways = ways_beside(self.prices.grains, *single)
         first, second, whole = self._rows(cut, self._pipelined(mine), ways)
         units = whole.shape[1]
-        v = np.flatnonzero(np.maximum(first.min(axis=1), second.min(axis=1)) <= whole.max(axis=1) * SLACK)
+        v = np.flatnonzero(
+            np.maximum(first.min(axis=1), second.min(axis=1)) <= whole.max(axis=1) * SLACK
+        )
         n = np.flatnonzero((whole > 0).any(axis=0))
         k = np.flatnonzero(np.isfinite(first).any(axis=0))
         rest = n[:, None] - k

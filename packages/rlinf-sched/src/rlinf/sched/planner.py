@@ -125,13 +125,12 @@ def _improved(
     cuts: Mapping[int, Sequence[Cut]],
 ) -> tuple[float, Tree]:
     """The best plan, or a quicker one made of these cuts only."""
-    seconds, tree = best
     searcher = Searcher(model, config, narrow=True, guide=lambda members: cuts.get(members, ()))
-    searcher.ceiling = seconds * searcher.slack()
     front = searcher.best()
     order = np.argsort(front.labels.x(), kind="stable")[:CANDIDATES]
-    trees = [tree, *(rebuild(front, int(row), None) for row in order)]
-    return polish(trees, model, config.micro_batches)
+    trees = [rebuild(front, int(row), None) for row in order]
+    other = polish(trees, model, config.micro_batches) if trees else best
+    return other if other[0] < best[0] else best
 
 
 def _many(model: CostModel) -> bool:

@@ -7,6 +7,7 @@ fewer micro-batches than the best plan found, as many, and more.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +98,7 @@ def prices(model: CostModel, found: Sequence[Grain]) -> Prices:
     return Prices(seconds, steps)
 
 
+@cache
 def ways_in_turn(count: int) -> Ways:
     """Within a pipeline, either part may stand outside and have the whole batch at once."""
     found = [(0, 0, 0)]
@@ -105,6 +107,7 @@ def ways_in_turn(count: int) -> Ways:
     return _ways(found)
 
 
+@cache
 def ways_beside(count: int, first_single: bool, second_single: bool) -> Ways:
     """Both parts are cut alike, or one is a component that has the whole batch at once."""
     found = [(0, 0, 0)]

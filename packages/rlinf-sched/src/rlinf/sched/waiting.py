@@ -12,7 +12,7 @@ the whole workflow, the limit is impossible.
 Arrays by state have an entry for each grain and, within it, each number of units.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from rlinf.sched.machine import Counts
 from rlinf.sched.packing import Packing
 from rlinf.sched.segments import Prices, Ways, ways_beside, ways_in_turn
 
-STEPS = 6
+STEPS = 5
 """Limits tried by bisection."""
 
 ROUNDS = 2
@@ -127,7 +127,7 @@ class Trial:
             mine[mine * SLACK < self.spans[members]] = -np.inf
             if not (mine > 0).any():
                 continue
-            for cut in self.packing.cuts[members][0]:
+            for cut in self._fitting(members, mine):
                 if cut.first in self.spans and cut.second in self.spans:
                     one, other = self._left_for(cut, mine)
                     if (one > 0).any():
@@ -139,6 +139,12 @@ class Trial:
             if count > MOST_CUTS:
                 return False
         return True
+
+    def _fitting(self, members: int, mine: Floats) -> Iterator[Cut]:
+        """The cuts whose packings are short enough."""
+        cuts, lengths = self.packing.cuts[members]
+        most = mine.reshape(self.prices.grains, -1).max(axis=0) * SLACK
+        return (cuts[k] for k in np.flatnonzero((lengths <= most).any(axis=1)))
 
     def _left_for(self, cut: Cut, mine: Floats) -> tuple[Floats, Floats]:
         """Most seconds for either part of a set that has so many."""
@@ -265,7 +271,8 @@ class Trial:
         return np.asarray(np.maximum(rows, rows[0]).ravel())
 
     def _switch(self, cut: Cut) -> float:
-        return 0.0 if self.model.tight else self.model.switch(cut.first, cut.second)
+        free = self.model.tight or not self.model.switching
+        return 0.0 if free else self.model.switch(cut.first, cut.second)
 
 
 def _joined(cut: Cut, before: Floats, after: Floats) -> Floats:

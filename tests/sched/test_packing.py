@@ -35,8 +35,8 @@ def test_no_plan_is_further_from_the_best_than_its_bound_says():
     """With narrow fronts, as for large workflows."""
     rng = random.Random(3)
     bounds = []
-    for _ in range(25):
-        problem = random_problem(rng, 3, 4, rng.choice([None, 0.3, 0.5, 0.8]))
+    for count in [3] * 40 + [4] * 10:
+        problem = random_problem(rng, count, 7 - count, rng.choice([None, 0.3, 0.5, 0.8]))
         config = SearchConfig(micro_batches=problem.micro_batches, exact_components=1)
         plan = search(problem.graph, problem.profile(), problem.devices, problem.batch, config)
         best, _ = brute_force(problem)
@@ -59,3 +59,20 @@ def test_waiting_raises_the_bound_of_a_chain():
     costs = prices(model, grains(model, best.root))
     raised = raised_bound(model, packing, costs, packing.seconds, best.seconds)
     assert 20.0 < raised.seconds <= best.seconds
+
+
+def test_the_bound_charges_for_filling_a_pipeline_and_for_overheads():
+    """Few micro-batches take long to fill it, many pay overheads often; a packing sees neither."""
+    graph = FlowGraph.chain(*(Component(n, (1,)) for n in "abc"))
+    profile = Profile.from_laws({name: lambda n, b: 0.5 + b for name in "abc"})
+    model = CostModel(graph, profile, Machine.of(3, profile), 64)
+    packing = pack(model)
+    assert packing is not None
+    best = search(graph, profile, 3, 64)
+    told_apart = grains(model, best.root)
+    low = packing.seconds
+    knowing = raised_bound(model, packing, prices(model, told_apart), low, best.seconds)
+    every = tuple(m for grain in told_apart for m in grain)
+    mixed = raised_bound(model, packing, prices(model, (every,)), low, best.seconds)
+    assert mixed.seconds < 0.9 * knowing.seconds < 0.9 * best.seconds
+    assert best.seconds < 1.05 * knowing.seconds

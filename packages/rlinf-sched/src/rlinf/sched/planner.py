@@ -31,6 +31,9 @@ COARSE = 7
 MANY = 24
 """Options of a component from which on a coarse pass pays."""
 
+LARGE = 8
+"""Components from which on a second search pays."""
+
 CANDIDATES = 300
 """Plans of a workflow that is no chain which are laid out in time before the best is taken."""
 
@@ -81,7 +84,7 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
         if packing is not None and not staleness:
             costs = prices(model, grains(model, tree, config.micro_batches))
             least, cuts = raised_bound(model, packing, costs, least, max(least, seconds))
-            if cuts and not model.chain and not config.kind:
+            if cuts and len(model.names) >= LARGE and not model.chain and not config.kind:
                 seconds, tree = _improved(model, config, (seconds, tree), cuts)
         bound = min(bound, max(0.0, seconds / least - 1))
     used = staleness if isinstance(tree, Parallel) else 0

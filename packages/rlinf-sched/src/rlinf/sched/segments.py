@@ -20,7 +20,7 @@ from rlinf.sched.tree import Leaf, Loop, Spatial, Tree
 
 Grain = tuple[int, ...]
 
-MOST = 7
+MOST = 6
 """Components up to which grains are told apart."""
 
 

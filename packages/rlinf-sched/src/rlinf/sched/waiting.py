@@ -144,7 +144,7 @@ class Trial:
         """The cuts whose packings are short enough."""
         cuts, lengths = self.packing.cuts[members]
         most = mine.reshape(self.prices.grains, -1).max(axis=0) * SLACK
-        return (cuts[k] for k in np.flatnonzero((lengths <= most).any(axis=1)))
+        return (cuts[int(k)] for k in np.flatnonzero((lengths <= most).any(axis=1)))
 
     def _left_for(self, cut: Cut, mine: Floats) -> tuple[Floats, Floats]:
         """Most seconds for either part of a set that has so many."""

@@ -198,8 +198,10 @@ def _plain(setting: Setting, tool: Tool, *, keep: bool) -> Tensor:
         if turn < TURNS - 1:
             queries = [codec.decode(row[-QUERY_TOKENS:].tolist()) or "w1" for row in record]
             texts = tool.call(queries, 10.0)
-            found = [setting.language.observation(text, SHOWN_TOKENS) for text in texts]
-            shown = torch.tensor(found)
+            found = [list(setting.language.observation(t, SHOWN_TOKENS)) for t in texts]
+            # In step all rows are as long as the longest: a short observation is filled up.
+            filled = [(ids * SHOWN_TOKENS)[:SHOWN_TOKENS] for ids in found]
+            shown = torch.tensor(filled)
             record = torch.cat([record, shown], 1)
             fresh = torch.cat([fresh, shown], 1)
     return record

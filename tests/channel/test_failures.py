@@ -24,21 +24,10 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         yield rig
 
 
-@pytest.fixture(scope="module")
-def server(rig: Rig) -> Iterator[ChannelServer]:
-    with rig.server() as server:
-        yield server
-
-
 @pytest.fixture
 def test(rig: Rig, server: ChannelServer) -> Iterator[Endpoint]:
     with rig.endpoint("test/0") as endpoint:
         yield endpoint
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return request.node.name
 
 
 def item(number: int) -> np.ndarray:

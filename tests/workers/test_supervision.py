@@ -5,7 +5,7 @@ import random
 import pytest
 
 from rlinf.workers.errors import StartError, StateLost, WorkerDied
-from rlinf.workers.supervision import (
+from rlinf.workers.incidents import (
     Answered,
     Command,
     Died,
@@ -14,16 +14,15 @@ from rlinf.workers.supervision import (
     Join,
     Kill,
     Launch,
-    Limits,
     Ping,
     Release,
     Send,
     Started,
     Stop,
     Submit,
-    Supervision,
     Tick,
 )
+from rlinf.workers.supervision import Limits, Supervision
 
 LIMITS = Limits(start_s=60.0, silence_s=30.0, heartbeat_s=2.0)
 

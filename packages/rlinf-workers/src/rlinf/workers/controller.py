@@ -18,6 +18,7 @@ from typing import Any
 
 from rlinf.comm import CommError, Endpoint, Event, Handle, Lost, Request
 from rlinf.comm.errors import CodecError, RemoteError
+from rlinf.workers import incidents
 from rlinf.workers import supervision as sv
 from rlinf.workers.errors import Aborted, ClusterClosed, StartError, WorkerError
 from rlinf.workers.launch.base import Launcher, Process, Program
@@ -73,7 +74,7 @@ class Controller:
         self._calls: dict[int, _Pending] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._commands: deque[sv.Command] = deque()
+        self._commands: deque[incidents.Command] = deque()
         self._carrying = False
         self._closed = threading.Event()
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="rlinf-launch")
@@ -98,7 +99,7 @@ class Controller:
         """Start a worker and look after it from now on; see `supervision.Join`. Returns at once."""
         limit = self._core.limits.start_s
         self._seats[worker] = _Seat(factory, Handle(f"start of {worker}", timeout_s=limit))
-        self._step(sv.Join(worker, restarts, unit))
+        self._step(incidents.Join(worker, restarts, unit))
 
     def started(self, worker: str) -> Handle[None]:
         """Done once the worker has started for the first time; fails with the job's failure."""
@@ -116,7 +117,7 @@ class Controller:
         else:
             restores = isinstance(call, Call) and call.method == RESTORE
             stateless, leaves = not isinstance(call, Call), isinstance(call, Leave)
-            self._step(sv.Submit(worker, call.number, restores, stateless, leaves))
+            self._step(incidents.Submit(worker, call.number, restores, stateless, leaves))
         return handle
 
     def leave(self, worker: str) -> Handle[Any]:
@@ -141,7 +142,7 @@ class Controller:
             return
         text = f"{pending.worker}.{pending.call.method} was given up: {because}"
         pending.handle.set_error(Aborted(text, worker=pending.worker, because=because))
-        self._step(sv.Forget(pending.worker, number))
+        self._step(incidents.Forget(pending.worker, number))
         self._calls.pop(number, None)
         if self._core.is_running(pending.worker):
             self._tell(pending.worker, Abort(number, because))
@@ -184,12 +185,12 @@ class Controller:
             return
         request.reply(None)
         if hello.fault is not None:
-            died = sv.Died(hello.worker, hello.incarnation, str(hello.fault), hello.fault)
+            died = incidents.Died(hello.worker, hello.incarnation, str(hello.fault), hello.fault)
             self._step(died)
             return
         seat.epoch = request.epoch
         seat.started.set_result(None)
-        self._step(sv.Started(hello.worker, hello.incarnation, hello.pid))
+        self._step(incidents.Started(hello.worker, hello.incarnation, hello.pid))
 
     def _watch(self, event: Event) -> None:
         if not isinstance(event, Lost):
@@ -205,13 +206,13 @@ class Controller:
             return
         if seat.incarnation == incarnation and seat.process is not None:
             seat.process.join(LAST_WORDS_S)
-        self._step(sv.Died(worker, incarnation, f"its connection broke ({reason})"))
+        self._step(incidents.Died(worker, incarnation, f"its connection broke ({reason})"))
 
     def _tick(self) -> None:
         while not self._closed.wait(self._core.limits.heartbeat_s):
-            self._step(sv.Tick())
+            self._step(incidents.Tick())
 
-    def _step(self, event: sv.Event) -> None:
+    def _step(self, event: incidents.Event) -> None:
         with self._lock:
             self._commands.extend(self._core.step(event, time.monotonic()))
         self._carry_out()
@@ -231,20 +232,20 @@ class Controller:
                 with self._lock:
                     self._carrying = False
 
-    def _do(self, command: sv.Command) -> None:
-        if isinstance(command, sv.Send):
+    def _do(self, command: incidents.Command) -> None:
+        if isinstance(command, incidents.Send):
             self._send(command)
-        elif isinstance(command, sv.Release):
+        elif isinstance(command, incidents.Release):
             self._release(command.call)
-        elif isinstance(command, sv.Fail):
+        elif isinstance(command, incidents.Fail):
             self._fail(command.call, command.error)
-        elif isinstance(command, sv.Launch):
+        elif isinstance(command, incidents.Launch):
             if command.incarnation:
                 log.warning("%s died: %s. It is started again", command.worker, command.cause)
             self._hands_do(self._launch, command)
-        elif isinstance(command, sv.Kill):
+        elif isinstance(command, incidents.Kill):
             self._hands_do(_kill, self._seats[command.worker].process)
-        elif isinstance(command, sv.Ping):
+        elif isinstance(command, incidents.Ping):
             self._ping(command)
         else:
             log.debug("the job was stopped: %s", command.error)
@@ -252,7 +253,7 @@ class Controller:
                 seat.started.set_error(command.error)
                 self._hands_do(_kill, seat.process)
 
-    def _send(self, command: sv.Send) -> None:
+    def _send(self, command: incidents.Send) -> None:
         pending = self._calls.get(command.call)
         if pending is None:
             return
@@ -263,18 +264,18 @@ class Controller:
             return
         answer.add_done_callback(lambda done: self._answered(command, pending, done))
 
-    def _answered(self, command: sv.Send, pending: _Pending, done: Handle[Any]) -> None:
+    def _answered(self, command: incidents.Send, pending: _Pending, done: Handle[Any]) -> None:
         error = done.exception()
         self._conclude(command, pending, done.result(0) if error is None else None, error)
 
     def _conclude(
-        self, command: sv.Send, pending: _Pending, value: Any, error: BaseException | None
+        self, command: incidents.Send, pending: _Pending, value: Any, error: BaseException | None
     ) -> None:
         if isinstance(error, CommError) and not isinstance(error, (CodecError, RemoteError)):
             self._hands_do(self._lost, command.worker, command.incarnation, str(error))
             return
         pending.value, pending.error = value, error
-        self._step(sv.Answered(command.worker, command.incarnation, command.call))
+        self._step(incidents.Answered(command.worker, command.incarnation, command.call))
 
     def _release(self, number: int) -> None:
         pending = self._calls.pop(number, None)
@@ -293,8 +294,8 @@ class Controller:
         if pending is not None:
             pending.handle.set_error(error)
 
-    def _ping(self, command: sv.Ping) -> None:
-        heard = sv.Heard(command.worker, command.incarnation)
+    def _ping(self, command: incidents.Ping) -> None:
+        heard = incidents.Heard(command.worker, command.incarnation)
 
         def answered(done: Handle[Any]) -> None:
             if done.exception() is None:
@@ -318,12 +319,12 @@ class Controller:
         with contextlib.suppress(RuntimeError):  # raised once the cluster is being closed
             self._hands.submit(function, *args)
 
-    def _launch(self, command: sv.Launch) -> None:
+    def _launch(self, command: incidents.Launch) -> None:
         seat = self._seats[command.worker]
 
         def ended(cause: str) -> None:
             if not self._closed.is_set():
-                self._step(sv.Died(command.worker, command.incarnation, cause))
+                self._step(incidents.Died(command.worker, command.incarnation, cause))
 
         if self.failure is not None:
             return
@@ -334,7 +335,7 @@ class Controller:
                 str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
             )
             fault = StartError(f"{command.worker} was not started: {text}", worker=command.worker)
-            self._step(sv.Died(command.worker, command.incarnation, str(fault), fault))
+            self._step(incidents.Died(command.worker, command.incarnation, str(fault), fault))
             return
         seat.process, seat.incarnation = process, command.incarnation
 

@@ -36,28 +36,7 @@ from rlinf.workers.incidents import (
     Tick,
 )
 
-__all__ = [
-    "Answered",
-    "Command",
-    "Died",
-    "Event",
-    "Fail",
-    "Forget",
-    "Heard",
-    "Join",
-    "Kill",
-    "Launch",
-    "Limits",
-    "Ping",
-    "Release",
-    "Send",
-    "Started",
-    "Stop",
-    "Submit",
-    "Supervision",
-    "Tick",
-    "WorkerStatistics",
-]
+__all__ = ["Limits", "Supervision", "WorkerStatistics"]
 
 
 @dataclass(frozen=True, slots=True)

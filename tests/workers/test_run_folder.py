@@ -39,6 +39,15 @@ def test_a_run_that_has_checkpoints_is_not_written_over(tmp_path: Path) -> None:
         run_folder("app", tmp_path, False)
 
 
+def test_a_run_without_a_checkpoint_is_written_over_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run_folder("app", tmp_path, False) == (tmp_path, None) and caplog.text == ""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert run_folder("app", tmp_path, False) == (tmp_path, None)
+    assert f"folder={tmp_path} holds a run without a checkpoint: it is written" in caplog.text
+
+
 def test_what_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     old, new = Path("runs/app/20260101-000000"), Path("runs/app/20260102-000000")

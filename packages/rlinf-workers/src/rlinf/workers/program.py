@@ -23,6 +23,7 @@ from rlinf.workers.checkpoint import Checkpoint, newest_checkpoint
 from rlinf.workers.config import Choices, combine, layers, origins
 from rlinf.workers.errors import ConfigError, WorkerError
 from rlinf.workers.options import dump, table
+from rlinf.workers.run import METRICS
 
 __all__ = ["described", "main_guard", "run_folder"]
 
@@ -66,6 +67,8 @@ def run_folder(
                 f"folder={chosen} holds a run of {found.step} steps: resume=true goes on with it; "
                 "for another run give another folder"
             )
+        if (chosen / METRICS).exists():
+            log.warning("folder=%s holds a run without a checkpoint: it is written over", chosen)
         return chosen, None
     source = folder or max(default.glob("*/"), default=None) if resume is True else Path(resume)
     if source is None or not source.is_dir():

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Summary"]
 
 SMOOTHED_STEPS = 5
+METRICS = "metrics.jsonl"
+"""The file in a run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Run:
         self._lines: list[dict[str, float]] = []
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._metrics = (folder / "metrics.jsonl").open("a+", encoding="utf-8")
+            self._metrics = (folder / METRICS).open("a+", encoding="utf-8")
             self._metrics.seek(0)
             self._lines = _complete_lines(self._metrics.read())
         except OSError as error:

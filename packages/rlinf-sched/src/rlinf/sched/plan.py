@@ -1,5 +1,6 @@
 """Plans: frozen, readable, saved and loaded as YAML."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -209,16 +210,18 @@ def temporal_plan(graph: FlowGraph, devices: DeviceNames, batch: int) -> Plan:
         InfeasibleError: a component has no valid size that small.
     """
     names = device_names(devices)
-    parts = [Leaf(name, _fit(graph[name], len(names))) for name in graph.order()]
+    leaves = [Leaf(name, _fit(graph[name], len(names))) for name in graph.order()]
     root: Tree | None = None
-    for leaf in reversed(parts):
-        root = leaf if root is None else Temporal(leaf, root)
+    for part in reversed(_with_loops(graph, leaves, 1)):
+        root = part if root is None else Temporal(part, root)
     assert root is not None
     return Plan(root, names, batch)
 
 
 def spatial_plan(graph: FlowGraph, devices: DeviceNames, batch: int, micro_batches: int) -> Plan:
     """Every component on devices of its own, in equal shares; needs no profile.
+
+    The members of a cycle alternate between two halves of the batch.
 
     Raises:
         InfeasibleError: fewer devices than the components need, or a component which cannot
@@ -230,12 +233,22 @@ def spatial_plan(graph: FlowGraph, devices: DeviceNames, batch: int, micro_batch
     if whole and micro_batches > 1:
         raise InfeasibleError((f"{', '.join(whole)} cannot work on a part of the batch",))
     shares = _shares(order, len(names))
+    leaves = [Leaf(c.name, share) for c, share in zip(order, shares, strict=True)]
     root: Tree | None = None
-    for component, share in zip(reversed(order), reversed(shares), strict=True):
-        leaf = Leaf(component.name, share)
-        root = leaf if root is None else Spatial(leaf, root, micro_batches)
+    for part in reversed(_with_loops(graph, leaves, 2)):
+        root = part if root is None else Spatial(part, root, micro_batches)
     assert root is not None
     return Plan(root, names, batch)
+
+
+def _with_loops(graph: FlowGraph, leaves: Sequence[Leaf], parts: int) -> list[Leaf | Loop]:
+    """The leaves in their order, those of a cycle as a loop; nobody has counted its rounds."""
+    cycle_of = {name: cycle for cycle in graph.cycles() for name in cycle}
+    found: list[Leaf | Loop] = []
+    for cycle, group in itertools.groupby(leaves, lambda leaf: cycle_of.get(leaf.component)):
+        members = tuple(group)
+        found += members if cycle is None else [Loop(members, 1, parts)]
+    return found
 
 
 def _shares(order: Sequence[Component], devices: int) -> list[int]:

@@ -107,6 +107,15 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
         yield from leaves(tree.second)
 
 
+def loops(tree: Tree) -> Iterator[Loop]:
+    """The loops from left to right."""
+    if isinstance(tree, Loop):
+        yield tree
+    elif not isinstance(tree, Leaf):
+        yield from loops(tree.first)
+        yield from loops(tree.second)
+
+
 def width(tree: Tree) -> Mapping[str, int]:
     """Devices that the tree takes, by device type."""
     if isinstance(tree, Leaf):
@@ -127,14 +136,14 @@ Span: TypeAlias = tuple[Leaf, int | None, int]
 
 
 def spans(tree: Tree, offset: Mapping[str, int], inherited: int | None = None) -> Iterator[Span]:
-    """Where every leaf lies, in topological order."""
+    """Where every leaf lies, in topological order; members inherit a loop's parts."""
     if isinstance(tree, Leaf):
         parts = inherited if tree.micro_batches is None else tree.micro_batches
         yield tree, parts, offset.get(tree.device_type, 0)
         return
     if isinstance(tree, Loop):
         for member in tree.members:
-            yield from spans(member, offset, inherited)
+            yield from spans(member, offset, tree.parts)
             if tree.parts > 1:
                 offset = _after(offset, member)
         return

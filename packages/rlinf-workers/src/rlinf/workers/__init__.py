@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from rlinf.workers.planner import FlowPlanner
     from rlinf.workers.program import main_guard
     from rlinf.workers.records import ChunkRecord, StageReport
-    from rlinf.workers.worker import Context, Worker, stage
+    from rlinf.workers.worker import Again, Context, Worker, stage
 
 __all__ = [
     "Aborted",
+    "Again",
     "CallError",
     "ChunkRecord",
     "Cluster",
@@ -82,7 +83,7 @@ _MODULES = {
     "planner": ("FlowPlanner",),
     "program": ("main_guard",),
     "records": ("ChunkRecord", "StageReport"),
-    "worker": ("Context", "Worker", "stage"),
+    "worker": ("Again", "Context", "Worker", "stage"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

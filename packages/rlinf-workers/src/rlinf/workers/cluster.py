@@ -11,22 +11,20 @@ import logging
 import signal
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rlinf.channel import Channel, ChannelBusy, ChannelClosed, ChannelConfig, ChannelError, announce
-from rlinf.channel import Timeout as ChannelTimeout
+from rlinf.channel import Channel, ChannelConfig, ChannelError, announce
 from rlinf.comm import CommConfig, CommError, Endpoint, Handle
 from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.sched import Placement
 from rlinf.workers.bounds import Natural, NonNegative, Positive
 from rlinf.workers.controller import Controller
 from rlinf.workers.devices import check_local, device_names, local_cores
-from rlinf.workers.errors import ClusterClosed, ConfigError, WorkerError, is_consequence
+from rlinf.workers.errors import ConfigError, WorkerError, is_consequence
+from rlinf.workers.iterations import Iterations
 from rlinf.workers.launch.base import Launcher
 from rlinf.workers.launch.inline import InlineLauncher
 from rlinf.workers.messages import CONTROLLER, Call, Flow
@@ -35,7 +33,7 @@ from rlinf.workers.server import CHANNELS, ServerProgram
 from rlinf.workers.supervision import Limits, WorkerStatistics
 from rlinf.workers.tracing import traced_communication, traced_stages
 
-__all__ = ["Cluster", "ClusterConfig", "Movable"]
+__all__ = ["Cluster", "ClusterConfig", "Movable", "Ring"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +54,12 @@ class Movable(Protocol):
 
     def move(self, placement: Placement, batch: int | None = None) -> Handle[list[Any]]:
         """Compute there from now on."""
+
+
+class Ring(tuple[Channel, ...]):
+    """Channels along which some stages feed one another, from the first stage back to it."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +123,8 @@ class Cluster:
         self.config = config if devices is None else replace(config, devices=devices)
         self.comm = comm
         self._groups: dict[str, Movable] = {}
-        self._tries: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._channels: dict[str, tuple[int, Channel]] = {}
-        self._failed: dict[str, Channel] = {}
-        self._running: dict[int, set[int]] = {}
         self._sinks: list[RecordSink] = []
-        self._settlers = ThreadPoolExecutor(1, thread_name_prefix="rlinf-settle")
         self._closing = contextlib.ExitStack()
         atexit.register(self.close)
         try:
@@ -152,7 +151,8 @@ class Cluster:
         limits = Limits(config.start_s, config.silence_s, config.heartbeat_s)
         self.controller = Controller(self.endpoint, launcher, limits)
         close.callback(self.controller.close, config.grace_s)
-        close.callback(self._settlers.shutdown, cancel_futures=True)
+        self.iterations = Iterations(self.endpoint, self.controller.abort)
+        close.callback(self.iterations.close)
         self.controller.join(CHANNELS, 0, lambda _: ServerProgram(comm=self.comm))
         registry = launcher.registry
         close.enter_context(announce(registry.address, registry.token, server=CHANNELS))
@@ -202,20 +202,31 @@ class Cluster:
         when every rank of the stage that reads from it is. Those of an iteration that failed are
         emptied; asking for the same step again gives new ones.
         """
-        self._submit(self._discard)
-        made = tuple(self.channel(self._fresh(f"{name}.{step}"), config) for name in names)
-        with self._lock:
-            self._channels.update((channel.ref.name, (step, channel)) for channel in made)
+        self.iterations.discard()
+        fresh = self.iterations.fresh
+        made = tuple(self.channel(fresh(f"{name}.{step}"), config) for name in names)
+        self.iterations.add(step, made)
         return made
+
+    def ring(self, step: int, *names: str, config: ChannelConfig | None = None) -> Ring:
+        """Create channels that lead round, for stages of one iteration that feed one another.
+
+            ring = cluster.ring(step, "observed", "acted")
+            simulator.step(requests, trajectories, ring)    # the head
+            policy.act(*ring)
+
+        The head, one worker, takes what is new from its input, and from the last channel what comes
+        back; what it wraps in `Again` goes into the first channel, all else leaves into its output.
+        Each other stage goes from a channel to the next. Once the head's input is closed and
+        everything has left, the first channel is closed, and the others come to their end.
+        """
+        ring = Ring(self.channels(step, *names, config=config))
+        self.iterations.add_ring(tuple(channel.ref for channel in ring))
+        return ring
 
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Every worker as it is now: incarnation, process, calls under way; the server first."""
         return self.controller.statistics()
-
-    def _fresh(self, name: str) -> str:
-        with self._lock:
-            self._tries[name] += 1
-            return name if self._tries[name] == 1 else f"{name}.again{self._tries[name] - 1}"
 
     def add_sink(self, sink: RecordSink) -> None:
         """Give every chunk's record to `sink` when its stage call is done; it must not block."""
@@ -238,104 +249,17 @@ class Cluster:
         with self._lock:
             return dict(self._groups)
 
-    def iteration(self, channel: str, default: int) -> int:
-        """The iteration that a channel belongs to."""
-        with self._lock:
-            found = self._channels.get(channel)
-        return default if found is None else found[0]
-
-    def stage_begins(self, flow: Flow, numbers: Sequence[int]) -> None:
-        """Note that these calls belong to an iteration, which fails as a whole."""
-        with self._lock:
-            self._running.setdefault(flow.iteration, set()).update(numbers)
-
     def stage_ended(
         self, flow: Flow, numbers: Sequence[int], outcome: Sequence[StageReport] | BaseException
     ) -> Handle[None] | None:
-        """After a stage call: close its output and forget its input, or give up its iteration."""
-        step = flow.iteration
-        with self._lock:
-            running = self._running.pop(step, set()).difference(numbers)
-            if running and not isinstance(outcome, BaseException):
-                self._running[step] = running
+        """After a stage call: tell of its records, and settle its channels or its iteration."""
         if isinstance(outcome, BaseException):
-            with self._lock:
-                self._failed |= {n: c for n, (at, c) in self._channels.items() if at == step}
-            for number in (*numbers, *running):
-                self.controller.abort(number, str(outcome))
-            return None
+            return self.iterations.ended(flow, numbers, outcome)
         for report in outcome:
             for record in report.records:
                 for sink in self._sinks:
                     sink(record)
-        return self._background(self._settle, flow)
-
-    def _settle(self, flow: Flow) -> None:
-        """Close the output: those downstream come to their end. Then forget what was read."""
-        if flow.output is not None:
-            with self._lock:
-                _, channel = self._channels.get(flow.output.name, (0, None))
-            (channel or flow.output.open(self.endpoint)).close()
-        self._submit(self._forget, flow)
-
-    def _forget(self, flow: Flow) -> None:
-        with self._lock:
-            _, channel = self._channels.pop(flow.input.name, (0, None))
-        if channel is None:
-            return
-        try:
-            channel.delete()
-        except ChannelBusy:  # another group reads from it too, and is not done
-            with self._lock:
-                self._channels[flow.input.name] = (flow.iteration, channel)
-        except (ChannelError, CommError) as error:
-            log.debug("channel %s was not deleted: %s", flow.input.name, error)
-
-    def _discard(self) -> None:
-        """Empty and forget the channels of iterations that failed.
-
-        What a worker still holds it gives back once it has noticed; the next call gets that.
-        """
-        with self._lock:
-            failed = dict(self._failed)
-        for name, channel in failed.items():
-            try:
-                channel.close()
-                with contextlib.suppress(ChannelClosed):
-                    while True:
-                        channel.get(timeout=0)
-                channel.delete()
-            except (ChannelTimeout, ChannelBusy):
-                continue
-            except (ChannelError, CommError) as error:
-                log.debug("channel %s was not deleted: %s", name, error)
-            with self._lock:
-                self._failed.pop(name)
-                self._channels.pop(name, None)
-
-    def _submit(self, function: Callable[..., None], *args: object) -> bool:
-        """Have it run away from the dispatching thread; False once the cluster is being closed."""
-        try:
-            self._settlers.submit(function, *args)
-        except RuntimeError:
-            return False
-        return True
-
-    def _background(self, function: Callable[[Flow], None], flow: Flow) -> Handle[None]:
-        """Run what may block away from the dispatching thread that asks for it."""
-        done: Handle[None] = Handle(f"settling the channels of {flow.input.name}", timeout_s=None)
-
-        def run() -> None:
-            try:
-                function(flow)
-            except Exception as error:  # noqa: BLE001 - a thread's edge; the handle carries it
-                done.set_error(error)
-            else:
-                done.set_result(None)
-
-        if not self._submit(run):
-            done.set_error(ClusterClosed("the cluster was closed before a stage was settled"))
-        return done
+        return self.iterations.ended(flow, numbers, None)
 
 
 def _launcher(name: str, config: ClusterConfig) -> Launcher:

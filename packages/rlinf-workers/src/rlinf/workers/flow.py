@@ -9,23 +9,21 @@ difference in the program. A worker killed at any point loses nothing and repeat
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf.channel import Channel, ChannelClosed, DeviceLock, Full, Lease
-from rlinf.channel import Timeout as ChannelTimeout
+from rlinf.channel import Channel, DeviceLock, Full, Lease
 from rlinf.channel.lease import Commit
 from rlinf.workers.base import WorkerBase
+from rlinf.workers.inlet import Inlet, RingInlet
 from rlinf.workers.messages import Call, Flow
 from rlinf.workers.records import ChunkRecord, StageReport
-from rlinf.workers.stages import Stage, stages
+from rlinf.workers.stages import Again, Stage, stages
 
 __all__ = ["StageRunner"]
 
 Output = tuple[Any, float]
-LOOK_S = 1.0
-"""How often a wait for a chunk looks whether the call was given up."""
 ROOM_S = 10.0
 """The same for a wait for room in the output channel."""
 PATIENCE_S = 30.0
@@ -52,15 +50,14 @@ class StageRunner:
         `check` is called often and raises to give up. Whatever the method raises goes through,
         after its chunk was given back.
         """
-        assert call.flow is not None
-        endpoint = self._worker.endpoint
-        source = call.flow.input.open(endpoint)
-        target = call.flow.output.open(endpoint) if call.flow.output is not None else None
-        work = _Work(call, call.flow, self._stages[call.method], check, source, target)
-        while (chunk := self._next(work)) is not None:
-            lease, ending = chunk
+        work = self._opened(call, check)
+        while True:
+            work.waiting_since = time.monotonic()
+            if (chunk := work.inlet.next()) is None:
+                break
+            source, lease, ending = chunk
             with ending:
-                self._do(work, lease)
+                self._do(work, source, lease)
         if work.mark.finish and not work.finished:
             record = _Open(work, (), self._worker)
             with self._hold(work, record):
@@ -71,33 +68,28 @@ class StageRunner:
         return StageReport(
             worker=str(self._worker.id),
             stage=call.method,
-            iteration=call.flow.iteration,
+            iteration=work.flow.iteration,
             records=tuple(work.records),
             values=tuple(work.values),
             result=work.result,
         )
 
-    def _next(self, work: "_Work") -> tuple[Lease, ExitStack] | None:
-        """The next chunk and what ends its lease; None where no more will come."""
-        work.waiting_since = time.monotonic()
-        ending = ExitStack()
-        while True:
-            work.check()
-            try:
-                lease = ending.enter_context(
-                    work.source.lease_batch(
-                        max_items=self._chunk, timeout=LOOK_S, full=not self._eager
-                    )
-                )
-            except ChannelTimeout:
-                continue
-            except ChannelClosed:
-                return None
-            return lease, ending
+    def _opened(self, call: Call, check: Callable[[], None]) -> "_Work":
+        flow, mark, endpoint = call.flow, self._stages[call.method], self._worker.endpoint
+        assert flow is not None
+        source = flow.input.open(endpoint)
+        target = flow.output.open(endpoint) if flow.output is not None else None
+        # What comes round in a ring comes together; there is no end of it to wait for.
+        full = not self._eager and (flow.heads or not flow.ring)
+        if not flow.heads:
+            return _Work(call, flow, mark, check, Inlet(source, self._chunk, full, check), target)
+        ring = tuple(channel.open(endpoint) for channel in flow.ring)
+        inlet = RingInlet(source, self._chunk, full, check, ring)
+        return _Work(call, flow, mark, check, inlet, target, ring[0])
 
-    def _do(self, work: "_Work", lease: Lease) -> None:
+    def _do(self, work: "_Work", source: Channel, lease: Lease) -> None:
         items = list(lease)
-        record = _Open(work, items, self._worker)
+        record = _Open(work, items, self._worker, source.ref.name)
         with self._hold(work, record):
             record.start()
             method = getattr(self._worker, work.call.method)
@@ -105,22 +97,49 @@ class StageRunner:
             if isinstance(answer, Iterator):
                 self._stream(work, lease, answer, record)
             else:
-                outputs = _outputs(answer, len(items)) if work.target is not None else []
+                outputs = _outputs(answer, len(items), work) if work.target is not None else []
             # Ranks finish together: the lease of one must not keep another from coming.
-            if self._chunk is None and work.mark.finish and self._worker.world_size == 1:
+            alone = self._chunk is None and self._worker.world_size == 1 and not work.flow.ring
+            if work.mark.finish and alone:
                 self._finish(work)
             record.stop()
         if not isinstance(answer, Iterator):
-            if work.target is not None:
-                _commit(work, lease, lease.held, outputs)
+            if work.forth is not None:
+                self._send_round(work, source, lease, outputs, record)
+            elif work.target is not None:
+                _commit(work, work.target, lease, lease.held, outputs)
                 record.emit([output for output, _ in outputs])
             else:
                 work.values.append(answer)
         tokens = sum(map(self._worker.count_tokens, record.outputs or items))
         work.records.append(record.close(str(self._worker.id), work.call.method, tokens))
 
+    def _send_round(
+        self,
+        work: "_Work",
+        source: Channel,
+        lease: Lease,
+        outputs: list[Output],
+        record: "_Open",
+    ) -> None:
+        """Commit what a ring's head made: first what goes round once more, then what leaves."""
+        assert work.forth is not None and work.target is not None
+        assert isinstance(work.inlet, RingInlet)
+        again = [k for k, (output, _) in enumerate(outputs) if isinstance(output, Again)]
+        if again:
+            going = [(outputs[k][0].value, outputs[k][1]) for k in again]
+            _commit(work, work.forth, lease, again, going)
+            record.emit([output for output, _ in going], work.forth.ref.name)
+        work.inlet.passed(source, len(again), len(outputs))
+        if lease.held:
+            leaving = [outputs[k] for k in lease.held]
+            _commit(work, work.target, lease, lease.held, leaving)
+            record.emit([output for output, _ in leaving])
+
     def _stream(self, work: "_Work", lease: Lease, answer: Iterator[Any], record: "_Open") -> None:
         """Pass on each output as it comes, and settle its item, without waiting for the server."""
+        if work.forth is not None:
+            raise TypeError("yields, but the head of a ring returns a list of outputs")
         left = set(range(len(record.items)))
         sending = _Sending(work, lease)
         for emitted in answer:
@@ -166,8 +185,10 @@ class _Work:
     flow: Flow
     mark: Stage
     check: Callable[[], None]
-    source: Channel
+    inlet: Inlet
     target: Channel | None
+    forth: Channel | None = None
+    """Where a ring begins, for its head."""
     waiting_since: float = 0.0
     finished: bool = False
     result: Any = None
@@ -178,8 +199,11 @@ class _Work:
 class _Open:
     """A record that is being made."""
 
-    def __init__(self, work: _Work, items: Sequence[Any], worker: WorkerBase) -> None:
-        self.items = items
+    def __init__(
+        self, work: _Work, items: Sequence[Any], worker: WorkerBase, source: str = ""
+    ) -> None:
+        self.items, self._source = items, source or work.flow.input.name
+        self._target = work.flow.output.name if work.flow.output is not None else ""
         self._worker = worker
         self.outputs: list[Any] = []
         self.offload_s = 0.0
@@ -199,7 +223,8 @@ class _Open:
         self._idle_s = self._worker.idle_s() - self._idle_before_s
         self._resident_bytes = self._worker.resident_bytes()
 
-    def emit(self, outputs: Sequence[Any]) -> None:
+    def emit(self, outputs: Sequence[Any], target: str = "") -> None:
+        self._target = target or self._target
         self.outputs.extend(outputs)
         self._emitted += [self._now()] * len(outputs)
 
@@ -209,8 +234,8 @@ class _Open:
             worker=worker,
             stage=stage,
             iteration=work.flow.iteration,
-            input=work.flow.input.name,
-            output=work.flow.output.name if work.flow.output is not None else "",
+            input=self._source,
+            output=self._target,
             start=self._started,
             end=self._now(),
             seconds=self._worked_s,
@@ -277,21 +302,26 @@ class _Sending:
         self._commit = None
 
 
-def _commit(work: "_Work", lease: Lease, indexes: Sequence[int], outputs: Sequence[Output]) -> None:
+def _commit(
+    work: "_Work",
+    target: Channel,
+    lease: Lease,
+    indexes: Sequence[int],
+    outputs: Sequence[Output],
+) -> None:
     """Pass outputs on; wait for as long as those downstream take to make room."""
-    assert work.target is not None
     while True:
         try:
-            lease.commit_items(indexes, outputs, work.target, timeout=ROOM_S)
+            lease.commit_items(indexes, outputs, target, timeout=ROOM_S)
         except Full:
             work.check()
         else:
             return
 
 
-def _outputs(answer: Any, items: int) -> list[Output]:
+def _outputs(answer: Any, items: int, work: "_Work") -> list[Output]:
     """What a chunk function returned, as pairs of output and weight."""
-    if isinstance(answer, tuple) and len(answer) == 2:
+    if isinstance(answer, tuple) and len(answer) == 2 and work.forth is None:
         outputs, weights = answer
         return list(zip(outputs, weights, strict=True))
     if not isinstance(answer, list):
@@ -301,6 +331,8 @@ def _outputs(answer: Any, items: int) -> list[Output]:
             f"returned {len(answer)} outputs for {items} items; return (outputs, weights) where "
             "their number differs"
         )
+    if work.forth is None and any(isinstance(output, Again) for output in answer):
+        raise TypeError("returned Again, but it is not called as the head of a ring")
     return [(output, 1.0) for output in answer]
 
 

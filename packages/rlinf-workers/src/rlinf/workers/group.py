@@ -19,7 +19,7 @@ from rlinf.comm import DEFAULT, Handle
 from rlinf.comm.handle import TimeoutLike
 from rlinf.sched import Placement, Plan
 from rlinf.workers.base import Context, Place, WorkerBase
-from rlinf.workers.cluster import Cluster
+from rlinf.workers.cluster import Cluster, Ring
 from rlinf.workers.devices import rank_places
 from rlinf.workers.errors import Aborted, ConfigError, MethodUnknown
 from rlinf.workers.messages import Call, Flow, Move
@@ -232,7 +232,7 @@ class WorkerGroup:
         calls = [Call(controller.number(), method, plain, named, flow) for _ in self._ranks]
         what = f"{self.name}.{method}"
         if flow is not None:
-            self._cluster.stage_begins(flow, [call.number for call in calls])
+            self._cluster.iterations.begins(flow, [call.number for call in calls])
         handles = [
             controller.submit(id, call, f"{id}.{method}")
             for id, call in zip(self.ids, calls, strict=True)
@@ -248,7 +248,16 @@ class WorkerGroup:
         if rest and isinstance(rest[0], Channel | ChannelRef):
             target, rest = _reference(rest[0]), rest[1:]
         self._calls += 1
-        return Flow(source, target, self._cluster.iteration(source.name, self._calls)), rest
+        iteration = self._cluster.iterations.of(source.name, self._calls)
+        ring = self._cluster.iterations.ring_of(source.name)
+        if rest and isinstance(rest[0], Ring):
+            ring, rest = tuple(map(_reference, rest[0])), rest[1:]
+            if target is None or len(self) > 1:
+                raise ConfigError(
+                    f"{self.name} heads a ring with {len(self)} worker(s): it needs an output "
+                    "channel for what leaves, and one worker, to which everything comes back"
+                )
+        return Flow(source, target, iteration, ring), rest
 
 
 class Method:
@@ -263,7 +272,8 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Handle[list[Any]]:
         """Call it on every rank. Channels among the arguments arrive as `ChannelRef`.
 
-        A stage called with channels, `(input, output, ...)` or `(input, ...)`, gives a list of
+        A stage called with channels, `(input, output, ...)` or `(input, ...)`, or as the head of a
+        ring with `(input, output, ring, ...)`, gives a list of
         `StageReport`; once every rank is done the output channel is closed.
         """
         return self._group.call(self._name, args, kwargs)

@@ -43,11 +43,22 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Makes a call a stage call: the channels it runs between, and its place in the job."""
+    """Makes a call a stage call: the channels it runs between, and its place in the job.
+
+    Attributes:
+        ring: The channels of the ring that it belongs to, if any. Its head is the stage whose input
+            is none of them.
+    """
 
     input: ChannelRef
     output: ChannelRef | None
     iteration: int
+    ring: tuple[ChannelRef, ...] = ()
+
+    @property
+    def heads(self) -> bool:
+        """Whether this stage is the head of a ring."""
+        return bool(self.ring) and self.input not in self.ring
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from rlinf.sched import (
     Record,
     Workflow,
 )
+from rlinf.sched.graph import cycle_name
 from rlinf.workers.records import ChunkRecord
 
 __all__ = ["Iteration", "Probe", "Program", "busy_s", "in_turn", "placed", "probes", "workflow"]
@@ -52,11 +53,13 @@ class Program:
         whole: Components which take what there is at once, whatever the plan: the program itself
             feeds them, and they pass on their outputs one by one as they get ready, so that those
             downstream can work meanwhile.
+        rounds: Of each member of a ring, how often the batch came to the busiest one of them.
     """
 
     graph: FlowGraph
     batch: int
     whole: frozenset[str] = field(default_factory=frozenset)
+    rounds: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -77,13 +80,31 @@ class Program:
             groups = ", ".join(ranks) or "none was launched without a placement"
             raise ValueError(f"no stage of a group that can be planned was called ({groups})")
         edges = _edges(ordered, ranks)
-        fed = {b for _, b in edges}
-        taken = [sum(r.items_in for r in ordered if r.group == g) for g in seen if g not in fed]
-        streams = {r.group for r in ordered if len(set(r.emitted)) > 1}
         sizes = {g: tuple(range(ranks[g], devices + 1, ranks[g])) for g in seen if ranks[g] > 1}
         components = tuple(Component(group, sizes.get(group, ())) for group in seen)
         graph = FlowGraph(components, tuple(edges))
-        return cls(graph, max([*taken, 1]), frozenset(streams.intersection(seen) - fed))
+        fed = {b for _, b in edges}
+        batch = _entering(ordered, graph)
+        rounds = {
+            name: max(1, *(round(_items(ordered, member) / batch) for member in cycle))
+            for cycle in graph.cycles()
+            for name in cycle
+        }
+        streams = {r.group for r in ordered if len(set(r.emitted)) > 1}
+        return cls(graph, batch, frozenset(streams.intersection(seen) - fed), rounds)
+
+
+def _entering(records: Sequence[ChunkRecord], graph: FlowGraph) -> int:
+    """Items that come to the components which no other one feeds, except those of their ring."""
+    ring = {name: cycle for cycle in graph.cycles() for name in cycle}
+    fed = {b for a, b in graph.edges if a not in ring.get(b, ())}
+    made = {r.output for r in records if r.group in ring}
+    firsts = [name for name in graph.names if name not in fed]
+    return max([1, *(_items([r for r in records if r.input not in made], n) for n in firsts)])
+
+
+def _items(records: Iterable[ChunkRecord], group: str) -> int:
+    return sum(record.items_in for record in records if record.group == group)
 
 
 def in_turn(groups: Sequence[str], devices: Sequence[str]) -> dict[str, Placement]:
@@ -155,7 +176,7 @@ def workflow(program: Program, iterations: Sequence[Iteration], devices: Sequenc
     profiler = Profiler()
     for iteration in iterations:
         for name in program.graph.names:
-            profiler.record(_measured(name, iteration, program.batch))
+            profiler.record(_measured(name, iteration, program))
     profile = profiler.profile()
     components = {
         name: _with_residency(entry, [r for i in iterations for r in _of(name, i)])
@@ -167,7 +188,8 @@ def workflow(program: Program, iterations: Sequence[Iteration], devices: Sequenc
         if all(place.chunk is None for place in iteration.placements.values())
     ]
     sync_s = max(0.0, statistics.median(beside)) if beside else 0.0
-    known = Profile(components, sync_s=sync_s)
+    rounds = {cycle_name(cycle): program.rounds[cycle[0]] for cycle in program.graph.cycles()}
+    known = Profile(components, sync_s=sync_s, rounds=rounds)
     return Workflow(program.graph, known, tuple(devices), program.batch)
 
 
@@ -192,23 +214,28 @@ def _occupied_s(group: str, iteration: Iteration) -> float:
     return max(by_rank.values(), default=0.0)
 
 
-def _measured(group: str, iteration: Iteration, batch: int) -> Record:
+def _measured(group: str, iteration: Iteration, program: Program) -> Record:
     """A run as the profiler wants it: a whole iteration, or the mean chunk.
 
     Ranks work side by side, so that of r ranks with chunks of k items takes as long as one chunk
-    of r k items. What a stage does after its last chunk is shared out among its chunks.
+    of r k items. What a stage does after its last chunk is shared out among its chunks. In a ring
+    a run is one round of the batch, or of a chunk.
     """
-    records = _of(group, iteration)
+    records, batch = _of(group, iteration), program.batch
     chunks = [record for record in records if record.items_in]
     place = iteration.placements[group]
+    streamed: tuple[float, ...] = ()
     start = min(record.start for record in records)
-    if place.chunk is None:
+    side_by_side = len({record.worker for record in chunks})
+    if group in program.rounds:
+        items = float(min(batch, (place.chunk or batch) * side_by_side))
+        seconds = busy_s(group, iteration) / program.rounds[group] * items / batch
+    elif place.chunk is None:
         times = sorted(time - start for record in chunks for time in record.emitted)
         streamed = tuple(times) if len(set(times)) > 1 else ()
         items, seconds = float(batch), busy_s(group, iteration)
     else:
-        side_by_side = len({record.worker for record in chunks})
-        items, streamed = batch * side_by_side / len(chunks), ()
+        items = batch * side_by_side / len(chunks)
         seconds = sum(record.seconds for record in records) / len(chunks)
     return Record(group, len(place.devices), items, start, max(seconds, 1e-9), streamed)
 
@@ -232,4 +259,4 @@ def _edges(records: Sequence[ChunkRecord], ranks: Collection[str]) -> list[tuple
         before = {a for a, b in edges if b == group} - {group}
         after = {b for a, b in edges if a == group} - {group}
         edges = {e for e in edges if group not in e} | {(a, b) for a in before for b in after}
-    return sorted(edges)
+    return sorted((a, b) for a, b in edges if a != b)

@@ -5,11 +5,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-__all__ = ["Stage", "holds_state", "public_methods", "stage", "stages"]
+__all__ = ["Again", "Stage", "holds_state", "public_methods", "stage", "stages"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__rlinf_stage__"
 HOOKS = ("close", "count_tokens", "recovered")
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """An output of a ring's head that goes round once more; any other leaves the ring."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,10 @@ def stage(function: F | None = None, *, finish: str = "") -> F | Callable[[F], F
     - is a generator of `(index of the item, output)` or `(index, output, weight)` in the order of
       completion; each output is passed on at once, and each index must come exactly once.
     Without an output channel it may return anything; its values come back in the `StageReport`.
+
+    In a ring (`Cluster.ring`), `(input, output, ring, ...)` makes it the head: it takes from its
+    input and from the ring's end, and each of the outputs in its list leaves, or goes round
+    (`Again`).
 
     Called through the group with `(input, output, *args, **kwargs)`, the framework loops: take a
     chunk as large as the plan says, hold the devices if they are shared, call, commit the outputs

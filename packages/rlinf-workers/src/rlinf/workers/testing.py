@@ -318,6 +318,7 @@ def run_step(
     The outcome of the step is the `result` of the last report.
     """
     sampler, scorer, learner = groups
+    learner.wait_ready(60)
     sampler.load().result(60)
     asked, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
     asked.put_many(prompts(step, count))

@@ -18,9 +18,9 @@ from typing import Self
 from rlinf.workers.base import Context, WorkerBase
 from rlinf.workers.cluster import Cluster
 from rlinf.workers.group import Group
-from rlinf.workers.stages import stage
+from rlinf.workers.stages import Again, stage
 
-__all__ = ["Context", "Worker", "stage"]
+__all__ = ["Again", "Context", "Worker", "stage"]
 
 
 class Worker(WorkerBase):

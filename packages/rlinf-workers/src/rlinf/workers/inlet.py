@@ -1,0 +1,117 @@
+"""Inlet: where the chunks of a stage come from.
+
+An ordinary stage takes from its input until that is closed and empty. The head of a ring (stages
+that feed one another) also takes back what it sent round, and is done once everything has left.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from rlinf.channel import Channel, ChannelClosed, Lease
+from rlinf.channel import Timeout as ChannelTimeout
+
+__all__ = ["Chunk", "Inlet", "RingInlet"]
+
+LOOK_S = 1.0
+"""How often a wait for a chunk looks whether the call was given up."""
+
+Chunk = tuple[Channel, Lease, ExitStack]
+"""Where it is from, its items, and what ends their lease."""
+
+
+class Inlet:
+    """Chunks of one channel.
+
+    Args:
+        source: The channel.
+        size: Items of a chunk at most; None: all there are.
+        full: Wait until a chunk has that many (None: until no more will come).
+        check: Called often while it waits; raises to give up.
+    """
+
+    def __init__(
+        self, source: Channel, size: int | None, full: bool, check: Callable[[], None]
+    ) -> None:
+        self._source, self._size, self._full, self._check = source, size, full, check
+
+    def next(self) -> Chunk | None:
+        """The next chunk; None where no more will come."""
+        while True:
+            self._check()
+            try:
+                return self._lease(self._source, LOOK_S, self._full)
+            except ChannelTimeout:
+                continue
+            except ChannelClosed:
+                return None
+
+    def _lease(self, source: Channel, timeout_s: float, full: bool) -> Chunk:
+        ending = ExitStack()
+        lease = ending.enter_context(
+            source.lease_batch(max_items=self._size, timeout=timeout_s, full=full)
+        )
+        return source, lease, ending
+
+
+class RingInlet(Inlet):
+    """Chunks of the input, and of what comes back. What is new goes first.
+
+    Args:
+        source: Brings what is new.
+        size: As of an `Inlet`, with `full` and `check`.
+        ring: The channels of the ring in order. None of them may have been used, except by an
+            earlier incarnation of this worker.
+    """
+
+    def __init__(
+        self,
+        source: Channel,
+        size: int | None,
+        full: bool,
+        check: Callable[[], None],
+        ring: tuple[Channel, ...],
+    ) -> None:
+        super().__init__(source, size, full, check)
+        self._back, self._more = ring[-1], True
+        self._inside = _settled_items(ring)
+
+    def next(self) -> Chunk | None:
+        """See `Inlet`."""
+        while self._more or self._inside:
+            self._check()
+            try:
+                return self._new() or self._lease(self._back, LOOK_S, full=False)
+            except ChannelTimeout:
+                continue
+            except ChannelClosed:
+                self._more = False
+        return None
+
+    def passed(self, source: Channel, again: int, items: int) -> None:
+        """Of a chunk's `items` so many go round `again`; the others have left."""
+        self._inside += again - (items if source is self._back else 0)
+
+    def _new(self) -> Chunk | None:
+        if not self._more:
+            return None
+        try:
+            return self._lease(self._source, 0.0 if self._inside else LOOK_S, self._full)
+        except ChannelTimeout:
+            if self._inside:
+                return None
+            raise
+
+
+def _settled_items(channels: tuple[Channel, ...]) -> int:
+    """Items in all of them together, which move from one to the next meanwhile."""
+    seen = None
+    while True:
+        looks = [channel.statistics() for channel in channels]
+        moved = [look.put_items for look in looks]
+        if moved == seen:
+            return sum(look.depth + look.leased_items for look in looks)
+        seen = moved
+        if not any(moved):
+            return 0
+        time.sleep(0.01)

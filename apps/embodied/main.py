@@ -56,13 +56,12 @@ def train(config: EmbodiedConfig) -> None:
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
                 [version] = trainer.publish().result(None)
-                simulator.load_weights(version).result(None)
+                loaded = simulator.load_weights(version)
                 requests, trajectories = cluster.channels(step, "requests", "trajectories")
                 requests.put_many(config.requests(step, lanes))
                 requests.close()
-                _, [report] = wait_all(
-                    [simulator.collect(requests, trajectories), trainer.train(trajectories)]
-                )
+                collected = simulator.collect(requests, trajectories)
+                _, _, [report] = wait_all([loaded, collected, trainer.train(trajectories)])
                 run.record(step, report.result.metrics())
         record_episode(simulator, config, run)
         run.finish()

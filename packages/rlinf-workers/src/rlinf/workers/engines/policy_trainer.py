@@ -5,18 +5,20 @@ arXiv:2006.05990, found to work: several passes over shuffled minibatches, advan
 within each.
 """
 
+import contextlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.algorithms.losses import Clip, ppo_clip, value_loss
+from rlinf.workers.algorithms.losses import Clip, PolicyLoss, ppo_clip, value_loss
 from rlinf.workers.bounds import Count, NonNegative, Positive, Share
+from rlinf.workers.engines.buckets import Buckets
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
 from rlinf.workers.engines.trajectory_batch import (
@@ -133,9 +135,11 @@ class PolicyTrainer:
         self._config = config or PolicyTrainerConfig()
         self.policy, self._module = policy, policy
         self._named = dict(policy.named_parameters())
-        trained = [p for p in policy.parameters() if p.requires_grad]
-        self._optimiser = Optimiser(trained, self._config.optimiser)
         self._device = next(iter(self._named.values())).device
+        self._buckets = Buckets(p for p in policy.parameters() if p.requires_grad)
+        self._optimiser = Optimiser(self._buckets.flat, self._config.optimiser)
+        # Its products are so small that a second thread only adds the wait for it.
+        self._is_light = policy.actor().light
         self._held: list[Trajectory] = []
         self._returns: deque[tuple[float, bool]] = deque(maxlen=WINDOW)
         self._version = 0
@@ -155,8 +159,9 @@ class PolicyTrainer:
         held, self._held = self._held, []
         ended = [e for one in held for e in one.episodes]
         self._returns += [(e.reward, e.success) for e in ended if not e.lost]
-        decisions = self._settle(held) if held else None
-        learnt = self._learn(decisions) if decisions is not None and len(decisions) else {}
+        with _threads(1) if self._is_light else contextlib.nullcontext():
+            decisions = self._settle(held) if held else None
+            learnt = self._learn(decisions) if decisions is not None and len(decisions) else {}
         self._version += bool(learnt)
         count = max(len(self._returns), 1)
         numbers: dict[str, Any] = dict.fromkeys(PolicyStats.__slots__, 0) | learnt
@@ -190,20 +195,22 @@ class PolicyTrainer:
         return torch.cat(parts).float().cpu()
 
     def _learn(self, decisions: Flat) -> dict[str, float]:
-        config, sums, updates, kl = self._config, torch.zeros(6), 0, 0.0
+        config, sums, updates, moved = self._config, torch.zeros(4), 0, torch.zeros(2)
         error = (decisions.targets - decisions.values).square().mean()
         variance = float(decisions.targets.var(unbiased=False))
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + self._version)
         parts = -(-len(decisions) // config.minibatch)
-        for _ in range(config.epochs):
-            last = torch.zeros(6)
+        ends = (torch.arange(parts + 1) * len(decisions) // parts).tolist()
+        for epoch in range(config.epochs):
+            watch = bool(config.target_kl) or epoch == config.epochs - 1
+            moved.zero_()
             shuffled = decisions[torch.randperm(len(decisions), generator=generator)]
-            ends = torch.arange(parts + 1) * len(decisions) // parts
-            for begin, end in itertools.pairwise(ends.tolist()):
-                last += self._update(shuffled[begin:end])
-            sums, updates = sums + last, updates + parts
-            kl = float(last[4]) / parts
-            if config.target_kl and kl > config.target_kl:
+            for begin, end in itertools.pairwise(ends):
+                loss, losses = self._update(shuffled[begin:end])
+                sums += losses
+                moved += _moved(loss) if watch else 0
+            updates += parts
+            if config.target_kl and float(moved[0]) / parts > config.target_kl:
                 break
         means = (sums / updates).tolist()
         return {
@@ -213,13 +220,13 @@ class PolicyTrainer:
             "value_loss": means[1],
             "entropy": means[2],
             "grad_norm": means[3],
-            "kl": kl,
-            "clipped": float(last[5]) / parts,
+            "kl": float(moved[0]) / parts,
+            "clipped": float(moved[1]) / parts,
             "explained": 1 - float(error) / variance if variance > 1e-12 else 0.0,
         }
 
-    def _update(self, part: Flat) -> Tensor:
-        """One optimiser step; what is noted of it, [6]."""
+    def _update(self, part: Flat) -> tuple[PolicyLoss, Tensor]:
+        """One optimiser step; its policy, value loss, entropy and norm, [4]."""
         config = self._config
         shown = {name: tensor.to(self._device) for name, tensor in part.shown.items()}
         found = self.policy.evaluate(shown, part.choices.to(self._device))
@@ -229,27 +236,18 @@ class PolicyTrainer:
         old = part.logprobs.to(self._device)
         loss = ppo_clip(found.logprobs, old, advantages, config.clip)
         policy, entropy = loss.loss.mean(), found.entropy.mean()
-        total = policy - config.entropy_coefficient * entropy
-        values = total.new_zeros(())
+        total, values = policy, policy.new_zeros(())
+        if config.entropy_coefficient:
+            total = total - config.entropy_coefficient * entropy
         if config.advantage == "gae":
             before, targets = part.values.to(self._device), part.targets.to(self._device)
             values = value_loss(found.values, before, targets, config.value_clip).mean()
             total = total + 2 * config.value_coefficient * values
         total.backward()  # type: ignore[no-untyped-call]
         norm = self._optimiser.step(1.0)
+        self._buckets.clear()
         with torch.no_grad():
-            # k3 of old || new: r - 1 - log r.
-            drift = (loss.ratio - 1 - loss.ratio.log()).mean()
-            return torch.stack(
-                [
-                    policy,
-                    values,
-                    entropy,
-                    policy.new_tensor(norm),
-                    drift,
-                    loss.clipped.float().mean(),
-                ]
-            ).cpu()
+            return loss, torch.stack([policy, values, entropy, policy.new_tensor(norm)]).cpu()
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -261,9 +259,8 @@ class PolicyTrainer:
         """What decides the iterations to come. Raises `ValueError` in the middle of one."""
         if self._held:
             raise ValueError("finish the step before saving")
-        names = [name for name, p in self._named.items() if p.requires_grad]
         tensors = {f"model.{name}": p.detach() for name, p in self._named.items()}
-        moments = self._optimiser.state(names)
+        moments = self._optimiser.state(self._names())
         tensors |= {f"optimiser.{name}": tensor for name, tensor in moments.items()}
         tensors["returns"] = torch.tensor([list(map(float, r)) for r in self._returns]).view(-1, 2)
         return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
@@ -275,23 +272,48 @@ class PolicyTrainer:
             return {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
 
         load_state(self.state(), part("model."), complete=True)
-        names = [name for name, p in self._named.items() if p.requires_grad]
-        self._optimiser.load(names, part("optimiser."), numbers["optimiser_calls"])
+        self._optimiser.load(self._names(), part("optimiser."), numbers["optimiser_calls"])
+        self._buckets.clear()
         self._returns.clear()
         self._returns += [(float(r), bool(won)) for r, won in tensors["returns"].tolist()]
         self._held, self._version = [], numbers["version"]
 
     def onload(self) -> None:
         """See `Residency`."""
-        move(self._tensors(), self._device)
+        self._move(self._device)
 
     def offload(self) -> None:
         """See `Residency`."""
-        move(self._tensors(), torch.device("cpu"))
+        self._move(torch.device("cpu"))
 
     def resident_bytes(self) -> int:
         """Bytes of parameters, gradients and optimiser state on the device."""
         return nbytes(self._tensors(), self._device)
 
+    def _move(self, device: torch.device) -> None:
+        move(self._tensors(), device)
+        self._buckets.attach()
+
     def _tensors(self) -> list[Tensor]:
-        return [*self._named.values(), *self._optimiser.tensors()]
+        frozen = [p for p in self._named.values() if not p.requires_grad]
+        return [*frozen, *self._buckets.flat, *self._optimiser.tensors()]
+
+    def _names(self) -> list[str]:
+        return [f"bucket{number}" for number in range(len(self._buckets.flat))]
+
+
+def _moved(loss: PolicyLoss) -> Tensor:
+    """How far the policy has moved: mean k3 of old || new, and share of what was cut, [2]."""
+    drift = loss.ratio - 1 - loss.ratio.log()  # k3: r - 1 - log r
+    return torch.stack([drift.mean(), loss.clipped.float().mean()]).cpu()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads, in all of this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

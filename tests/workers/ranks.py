@@ -9,6 +9,7 @@ input, results go out by its standard output.
 
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
@@ -46,10 +47,15 @@ class Ranks:
         for rank, process in enumerate(self._processes):
             pickle.dump((rank, size, port, function, args), process.stdin)
             process.stdin.flush()
-        answers = [pickle.load(process.stdout) for process in self._processes]
-        for rank, (fine, answer) in enumerate(answers):
-            assert fine, f"rank {rank}: {answer}"
-        return [answer for _, answer in answers]
+        answers: dict[int, Any] = {}
+        waiting = {process.stdout: rank for rank, process in enumerate(self._processes)}
+        while waiting:
+            for pipe in select.select(list(waiting), [], [])[0]:
+                rank = waiting.pop(pipe)
+                fine, answers[rank] = pickle.load(pipe)
+                # The others may wait for this one for ever.
+                assert fine, f"rank {rank}: {answers[rank]}"
+        return [answers[rank] for rank in range(size)]
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlinf.workers.engines import megatron
+from rlinf.workers.engines.lora import Lora
 from rlinf.workers.engines.megatron_layout import shape_of
 from rlinf.workers.engines.torch_trainer import TorchTrainer
 from rlinf.workers.engines.trainer_config import Parallel
@@ -120,6 +121,69 @@ def test_a_checkpoint_goes_on_in_any_layout_and_with_any_engine(two, tmp_path, n
             assert_same(two.run(read_and_train, folder, other, name)[0], expected, 1e-6)
 
 
+PARTLY = {
+    "adapters": {"lora": Lora(rank=4, alpha=8.0)},
+    "some adapters": {"lora": Lora(rank=4, alpha=8.0, targets=("k_proj", "down_proj"))},
+    "last layer": {"trainable_layers": 1},
+}
+
+
+@pytest.mark.parametrize("part", PARTLY)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_does_not_learn_stays_and_the_rest_learns_as_ever(two, way, part):
+    pytest.importorskip("peft", reason="peft is not installed")
+    plain = dataclasses.replace(CONFIG, **PARTLY[part])
+    config = dataclasses.replace(plain, parallel=WAYS[way], micro_batch_tokens=100)
+    assert_same(
+        two.run(train_together, config, STEPS, "qwen2")[0], alone(plain, STEPS, qwen2), 1e-6
+    )
+
+
+def train_and_write_adapters(team, folder):
+    engine = megatron.make(qwen2(), ADAPTERS, team)
+    train(engine, STEPS[:2], lambda groups: groups[team.rank :: team.size])
+    write(engine, folder, team.rank)
+
+
+ADAPTERS = dataclasses.replace(CONFIG, parallel=Parallel(tensor=2), **PARTLY["adapters"])
+
+
+def test_adapters_go_on_with_another_engine(two, tmp_path):
+    pytest.importorskip("peft", reason="peft is not installed")
+    two.run(train_and_write_adapters, tmp_path)
+    plain = TorchTrainer(qwen2(), ADAPTERS)
+    read(plain, tmp_path)
+    metrics, state = alone(ADAPTERS, STEPS, qwen2)
+    assert_same(train(plain, STEPS[2:]), (metrics[2:], state), 1e-6)
+
+
+def single():
+    return qwen2().float()
+
+
+MODELS["single"] = single
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bfloat16_is_near_and_keeps_the_parameters(two, way):
+    fast = dataclasses.replace(CONFIG, autocast="always", old_logprobs="trainer")
+    ways = dataclasses.replace(fast, parallel=WAYS[way])
+    metrics, state = two.run(train_together, ways, STEPS[:1], "single")[0]
+    [exact], _ = alone(dataclasses.replace(fast, autocast=False), STEPS[:1], single)
+    assert all(value.dtype == torch.float32 for value in state.values())
+    assert metrics[0]["grad_norm"] != exact["grad_norm"]
+    assert metrics[0]["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.03)
+
+
+@pytest.mark.slow
+def test_tensor_and_pipeline_together():
+    config = dataclasses.replace(CONFIG, parallel=Parallel(2, 2), micro_batch_tokens=100)
+    with Ranks(4) as four:
+        for name in ("tied", "llama"):
+            found = four.run(train_together, config, STEPS, name)[0]
+            assert_same(found, alone(CONFIG, STEPS, MODELS[name]), 1e-6)
+
+
 def test_one_rank_is_one_process():
     team = Team()
     config = dataclasses.replace(CONFIG, activation_checkpointing=True)
@@ -144,7 +208,7 @@ def test_one_rank_is_one_process():
             "rotary embedding is linear",
         ),
         (llama, {"parallel": Parallel(tensor=2)}, "no multiple of the 2 x 1 ranks"),
-        (llama, {"trainable_layers": 1}, "knows no trainable_layers"),
+        (llama, {"trainable_layers": 3}, "the model has 2 layers"),
     ],
 )
 def test_what_it_cannot_do_is_said(model, changes, why):

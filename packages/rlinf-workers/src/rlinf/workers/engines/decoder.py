@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.workers.algorithms.masking import at_least_float32
-from rlinf.workers.engines.attention import attend, causal_bias, full_lanes, length_bias
+from rlinf.workers.engines.attention import attend
 from rlinf.workers.engines.kv_cache import KvCache
+from rlinf.workers.engines.prefix_attention import Attention, prefix_attention
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Slots
 from rlinf.workers.engines.products import project
 
@@ -26,9 +27,6 @@ __all__ = ["STABLE_ROWS", "Decoder", "reason_unsupported"]
 STABLE_ROWS = 16
 """From this many rows on a row of a matrix product does, in all but rare cases, not depend on the
 number of rows; the libraries have other kernels, with another order of summation, for fewer."""
-
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries [N, H, D], keys [N, Hk, D], values [N, Hk, D]) -> [N, H, D]."""
 
 
 def reason_unsupported(model: nn.Module) -> str:
@@ -96,7 +94,7 @@ class Decoder:
         return self._norm(self._body.norm, self._predicting(batch)), batch.source
 
     def _predicting(self, batch: PrefixBatch) -> Tensor:
-        hidden = self._run(batch.tokens, batch.positions, _prefix_attention(batch, None))
+        hidden = self._run(batch.tokens, batch.positions, prefix_attention(batch))
         return hidden.index_select(0, batch.outputs)
 
     @torch.no_grad()
@@ -108,7 +106,7 @@ class Decoder:
         nothing = prompts[0][:0]
         batch = PrefixBatch.of([(p, nothing.reshape(0, 1), nothing) for p in filled], device)
         blocks: list[tuple[Tensor, Tensor]] = []
-        hidden = self._run(batch.tokens, batch.positions, _prefix_attention(batch, blocks))
+        hidden = self._run(batch.tokens, batch.positions, prefix_attention(batch, blocks))
         keys, values = (torch.stack(block) for block in zip(*blocks, strict=True))
         cache = KvCache(keys, values, batch.prompt_lengths)
         ends = batch.outputs
@@ -215,69 +213,3 @@ class Decoder:
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
-
-
-def _prefix_attention(batch: PrefixBatch, record: list[tuple[Tensor, Tensor]] | None) -> Attention:
-    """Prompts attend to themselves, responses to their prompt and to themselves.
-
-    With `record` the prompts' keys and values [prompts, Hk, width, D] of each layer are kept there.
-    """
-    device = batch.tokens.device
-    prompts, inputs = batch.prompts, batch.inputs
-    split = len(batch.tokens) - (
-        inputs.rows * inputs.width if inputs.index is None else len(inputs.index)
-    )
-    prompt_bias = causal_bias(prompts.width, device)
-    row_bias = _row_bias(batch) if inputs.width else None
-
-    def attention(_: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        own_keys, own_values = (_heads_first(prompts, x[:split]) for x in (keys, values))
-        if record is not None:
-            record.append((own_keys, own_values))
-        mixed = attend(prompts.spread(queries[:split]), own_keys, own_values, prompt_bias)
-        flat = prompts.gather(mixed)
-        if row_bias is None:
-            return flat
-        seen_keys, seen_values = (
-            _row_block(batch, ahead, x[split:], row_bias.shape[2])
-            for ahead, x in ((own_keys, keys), (own_values, values))
-        )
-        rows = attend(inputs.spread(queries[split:]), seen_keys, seen_values, row_bias)
-        return torch.cat([flat, inputs.gather(rows)])
-
-    return attention
-
-
-def _heads_first(slots: Slots, flat: Tensor) -> Tensor:
-    """[N, heads, D] -> [rows, heads, width, D]."""
-    return slots.spread(flat).transpose(1, 2)
-
-
-def _row_block(batch: PrefixBatch, ahead: Tensor, flat: Tensor, width: int) -> Tensor:
-    """Keys or values [rows, Hk, width, D]: each prompt's, the row's own, zeros up to `width`."""
-    own = _heads_first(batch.inputs, flat)
-    rows, heads, length, depth = own.shape
-    blank = own.new_zeros(rows, heads, width - length - ahead.shape[2], depth)
-    return torch.cat([_per_row(batch, ahead), own, blank], 2)
-
-
-def _per_row(batch: PrefixBatch, block: Tensor) -> Tensor:
-    """The block [prompts, ...] of each response's prompt, [rows, ...]."""
-    if batch.uniform:
-        repeated = block[:, None].expand(-1, batch.uniform, *block.shape[1:])
-        return repeated.reshape(batch.inputs.rows, *block.shape[1:])
-    return block.index_select(0, batch.row_prompt)
-
-
-def _row_bias(batch: PrefixBatch) -> Tensor:
-    """[rows or 1, T, width]: a response sees all of its prompt, then causally itself."""
-    device = batch.tokens.device
-    length = batch.inputs.width
-    width = batch.prompts.width + length
-    blank = (0, full_lanes(width) - width)
-    own = functional.pad(causal_bias(length, device), blank, value=-torch.inf)
-    if batch.prompts.index is None:
-        ahead = torch.zeros(1, length, batch.prompts.width, device=device)
-        return torch.cat([ahead, own], 2)
-    rows = length_bias(batch.prompt_lengths[batch.row_prompt], batch.prompts.width)
-    return torch.cat([rows.expand(-1, length, -1), own.expand(len(rows), -1, -1)], 2)

@@ -8,7 +8,7 @@ is padded for that.
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,20 @@ from torch import Tensor
 from rlinf.workers.engines.layout import Piece
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["Place", "Shape", "padded_vocabulary", "pieces_of", "shape_of"]
+__all__ = ["CUT_INPUTS", "JOINED", "Place", "Shape", "padded_vocabulary", "pieces_of", "shape_of"]
 
 KINDS = {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 INNER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+ADAPTER = re.compile(r"(\w+)\.(\w+)\.(\w+)\.lora_([AB])")
+JOINED = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Which of transformers' matrices each of megatron's is made of."""
+CUT_INPUTS = ("o_proj", "down_proj")
+"""Of these each rank has some columns, of the others some rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,20 @@ class Shape:
     qkv_bias: bool
     qk_norm: bool
     tied: bool
+
+    @property
+    def sides(self) -> dict[str, tuple[int, int]]:
+        """Numbers that go into each of transformers' matrices of a layer, and that come out."""
+        queries, keys = self.heads * self.depth, self.key_heads * self.depth
+        return {
+            "q_proj": (self.hidden, queries),
+            "k_proj": (self.hidden, keys),
+            "v_proj": (self.hidden, keys),
+            "o_proj": (queries, self.hidden),
+            "gate_proj": (self.hidden, self.inner),
+            "up_proj": (self.hidden, self.inner),
+            "down_proj": (self.inner, self.hidden),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +129,13 @@ def padded_vocabulary(vocabulary: int, ranks: int) -> int:
     return -(-vocabulary // ranks) * ranks
 
 
-def pieces_of(names: Iterable[str], shape: Shape, place: Place) -> list[Piece]:
-    """What the tensors of a rank, by megatron's names, are parts of."""
+def pieces_of(
+    names: Collection[str], shape: Shape, place: Place, adapter_rank: int = 0
+) -> list[Piece]:
+    """What the tensors of a rank, by megatron's names, are parts of.
+
+    `adapter_rank` is the width of the adapters that are among them, if there are any.
+    """
     before = place.pipeline[0] * (shape.layers // place.pipeline[1])
     found: list[Piece] = []
     for name in names:
@@ -115,10 +144,29 @@ def pieces_of(names: Iterable[str], shape: Shape, place: Place) -> list[Piece]:
             found += _outer(name, shape, place)
             continue
         prefix = f"model.layers.{before + int(inner[1])}"
+        if adapter := ADAPTER.fullmatch(inner[2]):
+            whole, cut = _adapter(adapter, shape, adapter_rank)
+            found.append(cut(name, f"{prefix}.{whole}", shape, place))
+            continue
         module, _, kind = inner[2].rpartition(".")
         for target, cut in _inner(module, shape):
-            found.append(cut(name, f"{prefix}.{target}.{kind}", shape, place))
+            adapted = f"{name.removesuffix(kind)}{target.rpartition('.')[2]}.lora_A" in names
+            base = "base_layer." if adapted else ""
+            found.append(cut(name, f"{prefix}.{target}.{base}{kind}", shape, place))
     return found
+
+
+def _adapter(name: re.Match[str], shape: Shape, width: int) -> tuple[str, "Cut"]:
+    """peft's name of a thin matrix in a layer, and its cut: that of the large one beside it."""
+    block, _, target, which = name.groups()
+    inputs, outputs = shape.sides[target]
+    cut: Cut
+    if target in CUT_INPUTS:
+        cut = _columns(width, inputs) if which == "A" else _replicated(outputs, width)
+    else:
+        cut = _replicated(width, inputs) if which == "A" else _whole_rows(outputs, width)
+    parent = "self_attn" if block == "self_attention" else block
+    return f"{parent}.{target}.lora_{which}.default.weight", cut
 
 
 Cut = Callable[[str, str, Shape, Place], Piece]
@@ -182,10 +230,19 @@ def _outer(name: str, shape: Shape, place: Place) -> list[Piece]:
     ]
 
 
-def _replicated(size: int) -> Cut:
+def _replicated(*size: int) -> Cut:
     def cut(name: str, whole: str, _: Shape, place: Place) -> Piece:
         owned = place.first_copy and place.tensor[0] == 0
-        return Piece(name, whole, (size,), (0,), (size,), lambda tensor: tensor, owned)
+        return Piece(name, whole, size, (0,) * len(size), size, lambda tensor: tensor, owned)
+
+    return cut
+
+
+def _whole_rows(rows: int, columns: int) -> Cut:
+    def cut(name: str, whole: str, _: Shape, place: Place) -> Piece:
+        rank, count = place.tensor
+        share = rank, count, lambda tensor: tensor, place.first_copy
+        return _rows(name, whole, rows // count, (columns,), share)
 
     return cut
 

@@ -1,14 +1,15 @@
 """Making a megatron-core GPT model, on GPUs as it is meant to be, and on the CPU over gloo.
 
-On the CPU only public extension points are used for the model: attention by torch's own kernel, and
-a rotary embedding that stays there. What megatron asks of CUDA while it runs (the current device
-for buffers of its pipeline) is answered by `on_this_machine`.
+Attention and rotary angles, by megatron's public extension points, are those of packed sequences.
+What megatron asks of CUDA while it runs (the current device for buffers of its pipeline) is
+answered by `on_this_machine`.
 """
 
 import contextlib
 import importlib
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,30 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from rlinf.workers.engines.megatron_layout import Shape, padded_vocabulary
+from rlinf.workers.engines.prefix_attention import Attention
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["build", "core", "on_this_machine"]
+__all__ = ["Packing", "build", "core", "on_this_machine"]
 
 HINT = "pip install 'rlinf-workers[megatron]'"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """Sequences that lie one after the other in a row of N tokens.
+
+    In the place of megatron's own `PackedSeqParams`, which knows no shared prompts; megatron passes
+    it on to its rotary embedding and its attention.
+
+    Attributes:
+        positions: int64 [N], the place of each token in its own sequence.
+        attention: Who sees whom.
+    """
+
+    positions: Tensor
+    attention: Attention
+    qkv_format: None = None
+    cp_group: None = None
 
 
 def core(name: str) -> Any:
@@ -68,13 +88,14 @@ class _Cpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def build(shape: Shape, dtype: torch.dtype, tensor: int, pipeline: int) -> Any:
+def build(shape: Shape, dtypes: tuple[torch.dtype, torch.dtype], tensor: int, pipeline: int) -> Any:
     """This rank's part of a GPT model of that shape; its weights are random.
 
-    megatron's parallel state must be there. The model is on the CPU.
+    `dtypes` are that of the parameters and that of what goes from stage to stage. megatron's
+    parallel state must be there. The model is on the CPU.
     """
     state = core("parallel_state")
-    config = _config(shape, dtype, tensor, pipeline)
+    config = _config(shape, dtypes, tensor, pipeline)
     specs = core("models.gpt.gpt_layer_specs")
     spec = specs.get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
     spec.submodules.self_attention.submodules.core_attention = _attention_class()
@@ -95,7 +116,9 @@ def build(shape: Shape, dtype: torch.dtype, tensor: int, pipeline: int) -> Any:
     return model
 
 
-def _config(shape: Shape, dtype: torch.dtype, tensor: int, pipeline: int) -> Any:
+def _config(
+    shape: Shape, dtypes: tuple[torch.dtype, torch.dtype], tensor: int, pipeline: int
+) -> Any:
     return core("transformer").TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -114,8 +137,8 @@ def _config(shape: Shape, dtype: torch.dtype, tensor: int, pipeline: int) -> Any
         attention_dropout=0.0,
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
+        params_dtype=dtypes[0],
+        pipeline_dtype=dtypes[1],
         variable_seq_lengths=pipeline > 1,
         moe_token_dispatcher_type="alltoall",  # the default one refuses variable lengths, unused
         # Losses are sums; nobody is to divide them.
@@ -132,42 +155,42 @@ def _config(shape: Shape, dtype: torch.dtype, tensor: int, pipeline: int) -> Any
 def _attention_class() -> type:
     base: Any = core("transformer.module").MegatronModule
 
-    class CausalAttention(base):  # type: ignore[misc]
-        """Causal attention by torch: queries [s, b, H, D], keys and values [s, b, Hk, D]."""
+    class PackedAttention(base):  # type: ignore[misc]
+        """What the `Packing` says, of queries [N, 1, H, D], keys and values [N, 1, Hk, D]."""
 
-        def __init__(
-            self, config: Any, *_: object, softmax_scale: Any = None, **__: object
-        ) -> None:
+        def __init__(self, config: Any, *_: object, **__: object) -> None:
             super().__init__(config=config)
-            self.scale = softmax_scale
 
         def forward(
-            self, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+            self,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            *_: object,
+            packed_seq_params: Packing,
+            **__: object,
         ) -> Tensor:
-            """[s, b, H D]. Rows are padded at their end, so that causality is the only mask."""
-            queries, keys, values = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-            mixed = functional.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                is_causal=True,
-                scale=self.scale,
-                enable_gqa=query.size(2) != key.size(2),
-            )
-            return mixed.permute(2, 0, 1, 3).flatten(2)
+            """[N, 1, H D]."""
+            mixed = packed_seq_params.attention(0, query[:, 0], key[:, 0], value[:, 0])
+            return mixed.flatten(1)[:, None]
 
-    return CausalAttention
+    return PackedAttention
 
 
 def _rotary_class() -> type:
     base: Any = core("models.common.embeddings.rotary_pos_embedding").RotaryEmbedding
 
-    class Rotary(base):  # type: ignore[misc]
-        """Megatron's, on the device where its frequencies are."""
+    class PackedRotary(base):  # type: ignore[misc]
+        """Megatron's angles at the positions of a `Packing`, on the device where they are."""
 
-        def get_emb(self, max_seq_len: int, offset: int = 0) -> Tensor:
-            """Angles [positions, 1, 1, D]."""
-            angles = self.get_freqs_non_repeated(max_seq_len, offset)
+        def get_rotary_seq_len(self, *given: Any) -> Tensor:
+            """What megatron hands on to `forward`, as a rule a length."""
+            packing: Packing = given[-1]
+            return packing.positions
+
+        def forward(self, positions: Tensor, **_: object) -> Tensor:
+            """Angles [N, 1, 1, D] at positions [N]."""
+            angles = torch.outer(positions.to(self.inv_freq), self.inv_freq.to(positions.device))
             return torch.cat((angles, angles), -1)[:, None, None]
 
-    return Rotary
+    return PackedRotary

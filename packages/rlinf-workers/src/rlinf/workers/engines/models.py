@@ -91,8 +91,12 @@ def quick_bfloat16(device: str | torch.device) -> bool:
 
 def in_bfloat16(setting: Literal[False, True, "always"], device: torch.device) -> torch.autocast:
     """Where what torch deems safe is computed in bfloat16; see `TrainerConfig.autocast`."""
-    on = setting == "always" or (setting and quick_bfloat16(device))
-    return torch.autocast(device.type, torch.bfloat16, enabled=bool(on))
+    return torch.autocast(device.type, torch.bfloat16, enabled=takes_bfloat16(setting, device))
+
+
+def takes_bfloat16(setting: Literal[False, True, "always"], device: torch.device) -> bool:
+    """Whether `in_bfloat16` does anything."""
+    return setting == "always" or (setting and quick_bfloat16(device))
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:

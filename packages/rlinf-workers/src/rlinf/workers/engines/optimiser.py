@@ -59,7 +59,7 @@ class Optimiser:
         self._config = config
         self._calls = 0
         self._adam = torch.optim.AdamW(
-            self._parameters,
+            [{"params": self._parameters}],  # a process may hold none
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
@@ -89,7 +89,8 @@ class Optimiser:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if not gradients and self._norm is None:
             return 0.0
-        torch._foreach_div_(gradients, weight)
+        if gradients:
+            torch._foreach_div_(gradients, weight)
         total = nn.utils.get_total_norm(gradients) if self._norm is None else self._norm()
         nn.utils.clip_grads_with_norm_(self._parameters, self._config.clip_norm, total)
         norm = float(total)

@@ -14,7 +14,7 @@ import sys
 from recording import record_episode
 from settings import CONFIG, EmbodiedConfig
 
-from rlinf.workers import Cluster, FlowPlanner, main_guard, wait_all
+from rlinf.workers import FlowPlanner, main_guard, wait_all
 from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.engines.simulation.lane import find_spaces
 from rlinf.workers.program import described, run_folder
@@ -29,7 +29,7 @@ def train(config: EmbodiedConfig) -> None:
     world = config.env.world
     with (
         Run(folder, counts="env_steps", title=f"Return in {world.id}") as run,
-        Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
+        config.open_cluster(folder) as cluster,
     ):
         run.say(f"making {world.id}")
         spaces = find_spaces(world, config.env.start_s)

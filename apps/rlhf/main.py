@@ -15,7 +15,7 @@ from actor import Actor
 from evaluation import evaluate
 from settings import CHOICES, CONFIG, RlhfConfig
 
-from rlinf.workers import Cluster, FlowPlanner, WorkerGroup, main_guard, wait_all
+from rlinf.workers import FlowPlanner, WorkerGroup, main_guard, wait_all
 from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.hosts import CriticWorker, RewardWorker, RolloutWorker
 from rlinf.workers.program import described, run_folder
@@ -29,7 +29,7 @@ def train(config: RlhfConfig) -> None:
     folder, origin = run_folder("rlhf", config.folder, config.resume)
     with (
         Run(folder) as run,
-        Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
+        config.open_cluster(folder) as cluster,
     ):
         learning = config.trainer_config()
         actor = Actor.group(

@@ -15,7 +15,7 @@ from actor import Actor
 from evaluation import evaluate
 from settings import CHOICES, CONFIG, SearchConfig
 
-from rlinf.workers import Cluster, FlowPlanner, main_guard, wait_all
+from rlinf.workers import FlowPlanner, main_guard, wait_all
 from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.hosts import RewardWorker
 from rlinf.workers.program import described, run_folder
@@ -30,7 +30,7 @@ def train(config: SearchConfig) -> None:
     folder, origin = run_folder("search_r1", config.folder, config.resume)
     with (
         Run(folder) as run,
-        Cluster(config.cluster, config.launcher, comm=config.communication) as cluster,
+        config.open_cluster(folder) as cluster,
     ):
         trainer = Actor.group(
             cluster, config.model_spec(), config.trainer_config(), name="trainer"

@@ -16,7 +16,8 @@ import pytest
 
 from rlinf.channel import Channel, ChannelConfig, DeviceLock, Job, announce, running_jobs
 from rlinf.channel.job import read_job
-from rlinf.channel.monitor import NoJob, Observer, find_job, first, main
+from rlinf.channel.monitor import find_job, main
+from rlinf.channel.observer import NoJob, Observer, first
 from rlinf.channel.snapshot import Snapshot, as_json, blocked, rates
 from rlinf.channel.statistics import (
     ChannelStatistics,

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,14 +17,15 @@ from pathlib import Path
 import pytest
 
 from rlinf.channel import Channel, ChannelConfig, DeviceLock, Job
+from rlinf.channel.curves import POINTS, Curves
 from rlinf.channel.exposition import HELP, exposition
-from rlinf.channel.monitor import JobEnded, Observer, first
+from rlinf.channel.observer import JobEnded, Observer, first
 from rlinf.channel.testing import Rig
-from rlinf.channel.web import POINTS, Page, View, curves
+from rlinf.channel.web import FILES, Page, View
 from rlinf.comm.testing import eventually
 
 WAIT_S = 30.0
-PAGE = Path(__file__).parents[2] / "packages/rlinf-channel/src/rlinf/channel/page.html"
+PAGE = Path(__file__).parents[2] / "packages/rlinf-channel/src/rlinf/channel/page"
 
 
 @pytest.fixture
@@ -117,17 +117,26 @@ def test_every_metric_has_its_help_and_type_and_names_are_escaped(rig: Rig) -> N
     assert all(sample.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
 
 
-def test_long_curves_are_thinned_out(tmp_path: Path) -> None:
+def test_a_file_of_metrics_is_followed_and_long_curves_are_thinned_out(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
+    curves = Curves(file)
+    assert curves.read() == {}
+    file.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    assert curves.read() == {"loss": [[1, 0.5]]}
+    with file.open("a") as more:
+        more.write('ss": 0.25}\n')
+    assert curves.read() == {"loss": [[1, 0.5], [2, 0.25]]}
+    file.write_text('{"step": 1, "loss": 9}\n')  # it went back
+    assert curves.read() == {"loss": [[1, 9]]}
     file.write_text("".join(f'{{"step": {n}, "loss": {n}}}\n' for n in range(3 * POINTS)))
-    assert len(curves(file)["loss"]) == POINTS
-    assert curves(tmp_path / "none") == {}
+    assert len(Curves(file).read()["loss"]) == POINTS
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    text = PAGE.read_text()
-    assert not re.findall(r"https?://", text)
-    assert "color-scheme: light dark" in text and 'tabindex="0"' in text
+    texts = [(PAGE / file).read_text() for file, _ in FILES.values()]
+    assert {path.name for path in PAGE.iterdir()} == {file for file, _ in FILES.values()}
+    addresses = {url for text in texts for url in re.findall(r"https?://[\w./]+", text)}
+    assert addresses == {"http://www.w3.org/2000/svg"}, "the name of a format, not a place"
 
 
 def test_the_command_prints_where_it_is(rig: Rig, tmp_path: Path) -> None:
@@ -147,31 +156,3 @@ def test_the_command_prints_where_it_is(rig: Rig, tmp_path: Path) -> None:
                 [*command, "--port", str(taken)], capture_output=True, text=True, timeout=WAIT_S
             )
     assert done.returncode == 1 and f"port {taken} of this machine" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_browser_shows_a_full_channel_a_held_lock_and_who_waits(rig: Rig, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("needs chromium, to render the page")
-    small = ChannelConfig(max_items=1, put_window_items=0)
-    with rig.server(), rig.endpoint("here/0") as here, page(rig) as shown:
-        channel = Channel.create("one", here, small)
-        channel.put(b"12345", timeout=WAIT_S)
-        waiting = channel.put_async(b"x")
-        with DeviceLock(here, ["core:0"]).hold((0, 1)):
-            eventually(lambda: any(c["waiting"] for c in channels(shown)))
-            flags = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000")
-            done = subprocess.run(
-                [browser, *flags, f"--user-data-dir={tmp_path}", "--dump-dom", shown.url],
-                capture_output=True,
-                text=True,
-                timeout=90,
-            )
-        assert channel.get() == b"12345"
-        waiting.result(WAIT_S)
-    rows = re.findall(r"<tr>(.*?)</tr>", done.stdout, re.S)
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in rows]
-    assert any(row[:2] == ["one", "1 of 1"] and row[-1] == "full" for row in cells if row)
-    assert any(row[:3] == ["here/0#2", "core:0", "holds"] for row in cells)
-    assert any(row[:2] == ["here/0#1", "put one"] for row in cells)

@@ -281,7 +281,7 @@ def test_one_that_leaves_does_what_it_was_asked_before() -> None:
     ]
     assert core.step(Answered("w/0", 1, 1), 3.0) == [Release(1)]
     assert core.step(Answered("w/0", 1, 2), 3.0) == [Release(2)]
-    assert core.statistics() == () and not core.is_running("w/0")
+    assert core.statistics(0.0) == () and not core.is_running("w/0")
     assert core.step(Died("w/0", 1, "it ended by itself"), 4.0) == []
     assert core.step(Tick(), 500.0) == []
 

@@ -1,7 +1,9 @@
 """A snapshot in the text format that Prometheus reads: pure."""
 
+from collections import Counter
 from collections.abc import Iterator
 
+from rlinf.channel.findings import WORDS, findings
 from rlinf.channel.snapshot import Snapshot
 
 Sample = tuple[dict[str, str], float]
@@ -24,6 +26,12 @@ HELP = {
     "rlinf_lock_holders": "gauge Holders of devices.",
     "rlinf_lock_waiters": "gauge Who waits for devices.",
     "rlinf_lock_longest_wait_seconds": "gauge How long the first in line has waited.",
+    "rlinf_worker_running": "gauge 1: it takes calls; 0: it is being started.",
+    "rlinf_worker_restarts_total": "counter How often it was started again.",
+    "rlinf_worker_silent_seconds": "gauge Since its last sign of life.",
+    "rlinf_worker_memory_bytes": "gauge Resident memory of its process.",
+    "rlinf_worker_processor_seconds_total": "counter Processor time that its process has used.",
+    "rlinf_findings": "gauge How much is wrong just now, by kind.",
 }
 """Name -> its type and what it says."""
 
@@ -67,6 +75,15 @@ def _samples(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], float]]:
     yield "rlinf_lock_waiters", {}, len(lock.waiters)
     longest = max((one.since_s for one in lock.waiters), default=0.0)
     yield "rlinf_lock_longest_wait_seconds", {}, longest
+    kinds = Counter(one.kind for one in findings(snapshot))
+    yield from (("rlinf_findings", {"kind": kind}, kinds[kind]) for kind in WORDS)
+    for worker in snapshot.life.workers if snapshot.life is not None else ():
+        of = {"worker": worker.id}
+        yield "rlinf_worker_running", of, worker.running
+        yield "rlinf_worker_restarts_total", of, worker.restarts
+        yield "rlinf_worker_silent_seconds", of, worker.heard_s
+        yield "rlinf_worker_memory_bytes", of, worker.rss_bytes
+        yield "rlinf_worker_processor_seconds_total", of, worker.cpu_s
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -30,6 +30,7 @@ class Job:
         address: Of its registry, as `RegistryServer.address`.
         token: Of its registry, hexadecimal. Whoever has it can run code in the job.
         server: The worker that hosts the channels.
+        controller: The worker that tells of the others, where there is one.
         program: What runs, in words.
         pid: The process that owns the registry; 0: not known.
         started: When that process started, in the kernel's ticks: tells it from a later process
@@ -44,6 +45,7 @@ class Job:
     pid: int = 0
     started: int = 0
     host: str = ""
+    controller: str = "controller/0"
 
     @property
     def is_local(self) -> bool:
@@ -138,6 +140,11 @@ def _write(job: Job) -> Path:
 def _is_private(folder: Path) -> bool:
     state = folder.lstat()
     return folder.is_dir() and state.st_uid == os.getuid() and not state.st_mode & 0o077
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process of that number runs on this host."""
+    return pid > 0 and not _started(pid)
 
 
 def _started(pid: int) -> int:

@@ -2,19 +2,24 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 
+from rlinf.channel.life import Incident, Life
 from rlinf.channel.statistics import ChannelStatistics, Holder, LockStatistics, ServerStatistics
+
+MOST_ENTRIES = 100
+"""So much of the log is in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One worker of the job, as its registry knows it."""
+    """One worker of the job, as its registry knows it; `gone`: its process is seen not to run."""
 
     id: str
     pid: int
     host: str
     device: str
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +30,15 @@ class Snapshot:
         server: What the channel server said.
         peers: Who is registered.
         answered_s: Seconds the server took to answer.
+        life: What the job's controller said last, with the spans of a while; None: it has none.
+        log: What happened since somebody looks, oldest first.
     """
 
     server: ServerStatistics
     peers: tuple[Peer, ...] = ()
     answered_s: float = 0.0
+    life: Life | None = None
+    log: tuple[Incident, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +97,21 @@ def blocked(lock: LockStatistics) -> tuple[Blocked, ...]:
     return tuple(found)
 
 
-def as_json(snapshot: Snapshot, before: Snapshot | None = None) -> dict[str, object]:
-    """The snapshot as what `json.dumps` takes; a number that is not finite becomes None."""
+def as_json(
+    snapshot: Snapshot, before: Snapshot | None = None, after: int = 0
+) -> dict[str, object]:
+    """The snapshot as what `json.dumps` takes; a number that is not finite becomes None.
+
+    Of the log it has the last entries, of the spans those numbered above `after`, each as
+    `[number, worker, kind, name, iteration, start, end]`.
+    """
     now = rates(before, snapshot)
-    whole: dict[str, object] = asdict(snapshot)
+    life = snapshot.life
+    spans = () if life is None else tuple(span for span in life.spans if span.number > after)
+    if life is not None:
+        snapshot = replace(snapshot, life=replace(life, spans=(), incidents=()))
+    snapshot = replace(snapshot, log=snapshot.log[-MOST_ENTRIES:])
+    whole: dict[str, object] = asdict(snapshot) | {"spans": [astuple(span) for span in spans]}
     server = whole["server"]
     assert isinstance(server, dict)
     for row, channel in zip(server["channels"], snapshot.server.channels, strict=True):

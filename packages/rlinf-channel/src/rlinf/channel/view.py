@@ -5,8 +5,12 @@ most loaded consumer. `skew`: the most over the least finished weight for its sp
 given a second time.
 """
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from rlinf.channel.findings import findings
+from rlinf.channel.lanes import lanes
+from rlinf.channel.life import WorkerLife
 from rlinf.channel.snapshot import Rate, Snapshot, blocked, rates
 from rlinf.channel.statistics import ChannelStatistics, ConsumerStatistics, ServerStatistics
 from rlinf.channel.terminal import Cell, Line, table
@@ -16,7 +20,7 @@ WIDTH = 110
 BAR = 8
 LONG_S = 5.0
 """A wait that has lasted this long is shown in another colour."""
-MOST_CONSUMERS, MOST_WAITS = 32, 16
+MOST_CONSUMERS, MOST_WAITS, MOST_ENTRIES = 32, 16, 6
 
 Row = Sequence[str | Sequence[Cell]]
 
@@ -31,11 +35,14 @@ def draw(title: str, snapshot: Snapshot, before: Snapshot | None = None) -> list
     lines: list[Line] = [
         [Cell("rlinf-monitor", "bold"), Cell(f"  {title}")],
         [Cell(detail, "dim")],
+        *([Cell(f"! {one.text}", "red")] for one in findings(snapshot)),
+        *lanes(snapshot.life.spans if snapshot.life is not None else ()),
         *_channels(server.channels, rates(before, snapshot)),
         *_consumers(server.channels),
         *_waits(server.channels),
         *_lock(server),
         *_peers(snapshot),
+        *_log(snapshot),
     ]
     return lines
 
@@ -137,8 +144,38 @@ def _lock(server: ServerStatistics) -> list[Line]:
 
 def _peers(snapshot: Snapshot) -> list[Line]:
     hosts = list(dict.fromkeys(peer.host for peer in snapshot.peers))
-    rows = [(p.id, str(p.pid), f"host {hosts.index(p.host)}", p.device) for p in snapshot.peers]
-    return table("Workers", "worker|>pid|on|device", rows) if rows else []
+    lives = {one.id: one for one in snapshot.life.workers} if snapshot.life is not None else {}
+    known = {peer.id: peer for peer in snapshot.peers}
+    rows: list[Row] = []
+    for name in dict.fromkeys((*lives, *known)):
+        peer, life = known.get(name), lives.get(name)
+        on = "" if peer is None else f"host {hosts.index(peer.host)}"
+        pid = life.pid if life is not None else peer.pid if peer is not None else 0
+        device = peer.device if peer is not None else ""
+        rows.append((name, str(pid or ""), on, *_life(life, device)))
+    columns = "worker|>pid|on|device|>memory|>processor|>heard|>restarts|does"
+    return table("Workers", columns, rows) if rows else []
+
+
+def _life(life: WorkerLife | None, device: str) -> Row:
+    if life is None:
+        return (device, "", "", "", "", "")
+    return (
+        ", ".join(life.devices),
+        size(life.rss_bytes),
+        age(life.cpu_s),
+        f"{age(life.heard_s)} ago" if life.running else "",
+        (Cell(f"{life.restarts or ''}", "red"),),
+        f"{life.doing} for {age(life.doing_s)}" if life.doing else "",
+    )
+
+
+def _log(snapshot: Snapshot) -> list[Line]:
+    rows = [
+        (time.strftime("%H:%M:%S", time.localtime(one.at)), one.kind, one.text)
+        for one in snapshot.log[-MOST_ENTRIES:]
+    ]
+    return table("Log", "when|what|", rows) if rows else []
 
 
 def _left_out(there: int, shown: int) -> str:

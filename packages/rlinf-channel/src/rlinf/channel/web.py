@@ -1,13 +1,16 @@
-"""The monitor as a page in a browser: one file, served on loopback, behind a token in its address.
+"""The monitor as a page in a browser: served on loopback, behind a token in its address.
 
-    /TOKEN/            the page
-    /TOKEN/state.json  what the page shows
+    /TOKEN/            the page, and the files it is made of
+    /TOKEN/state.json  what the page shows; `?after=N`: of the spans only those above that number;
+                       `&turn=N`: nothing (204) as long as nobody has looked again
     /TOKEN/metrics     the same for Prometheus
 
 One thread looks at the job, another at the connections; requests are answered from what they saw
 last, so however many browsers look, the job is asked once.
 """
 
+import contextlib
+import functools
 import json
 import secrets
 import threading
@@ -19,19 +22,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
+from urllib.parse import parse_qsl, urlsplit
 
+from rlinf.channel.curves import Curves
 from rlinf.channel.exposition import exposition
+from rlinf.channel.findings import findings
 from rlinf.channel.snapshot import Snapshot, as_json
+from rlinf.comm.errors import CommError
+from rlinf.debug.drawing import visualize_connection_graph
+from rlinf.debug.graph import ConnectionGraph
 
 LOOPBACK = "127.0.0.1"
-CURVES = ("reward", "eval_reward", "loss", "grad_norm", "staleness", "seconds")
-"""What is drawn of a run's metrics, where it has them."""
-POINTS = 500
-"""A curve of more steps is thinned out to so many points."""
-STEP_BYTES = 8 << 20
-"""So much of the end of a metrics file is read."""
 CONNECTIONS_S = 5.0
+FILES = {
+    "": ("index.html", "text/html"),
+    "style.css": ("style.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+    "draw.js": ("draw.js", "text/javascript"),
+}
+"""Path below the token -> file of the page, and what it is."""
+
+Answer = tuple[str, Callable[..., bytes | None]]
+"""What it is, and what makes it, given the numbers that the query says; None: nothing is new."""
 
 
 class Looker(Protocol):
@@ -44,7 +57,7 @@ class Looker(Protocol):
     def look(self, patience_s: float) -> Snapshot | None:
         """A new snapshot; None if the job has not answered yet."""
 
-    def connections(self) -> list[dict[str, object]]:
+    def connections(self) -> ConnectionGraph:
         """Who is connected to whom, over what and why."""
 
 
@@ -54,14 +67,21 @@ class View:
     Args:
         looker: Who looks.
         title: Of the job.
-        run: The folder of the job's run, for its curves; None: not known.
+        run: The folder of the job's run, for its curves; None: what the job says.
+
+    Attributes:
+        turn: Counts how often somebody looked.
+        ended: How the job ended; empty while it runs.
     """
 
     def __init__(self, looker: Looker, title: str, run: Path | None = None) -> None:
         self._looker, self._title, self._run = looker, title, run
         self._before: Snapshot | None = None
         self._last: Snapshot | None = None
-        self._connections: list[dict[str, object]] = []
+        self._graph = ConnectionGraph((), (), ())
+        self._curves: tuple[Path, Curves] | None = None
+        self._lock = threading.Lock()
+        self.turn = 1
         self.ended = ""
 
     def watch(self, interval_s: float, stop: threading.Event, gone: type[Exception]) -> None:
@@ -72,27 +92,45 @@ class View:
                 snapshot = self._looker.look(interval_s)
             except gone as error:
                 self.ended = str(error)
+                self.turn += 1
                 return
             if snapshot is not None:
                 self._before, self._last = self._last, snapshot
+            self.turn += 1
             stop.wait(max(0.0, started + interval_s - time.monotonic()))
 
     def watch_connections(self, stop: threading.Event) -> None:
         """Ask who is connected to whom, every few seconds."""
         while not stop.is_set() and not self.ended:
-            self._connections = self._looker.connections()
+            with contextlib.suppress(CommError):  # the page shows those of before
+                self._graph = self._looker.connections()
             stop.wait(CONNECTIONS_S)
 
-    def state(self) -> dict[str, object]:
+    def state(self, after: int = 0) -> dict[str, object]:
         """What the page shows."""
-        seen = {} if self._last is None else as_json(self._last, self._before)
+        last, graph = self._last, self._graph
+        seen = {} if last is None else as_json(last, self._before, after)
         return seen | {
+            "turn": self.turn,
             "job": self._title,
             "ended": self.ended,
             "silent_s": self._looker.silent_s,
-            "connections": self._connections,
-            "curves": {} if self._run is None else curves(self._run / "metrics.jsonl"),
+            "findings": [] if last is None else [asdict(one) for one in findings(last)],
+            "connections": connection_rows(graph),
+            "graph": visualize_connection_graph(graph, "svg") if graph.workers else "",
+            "curves": self._read_curves(),
         }
+
+    def _read_curves(self) -> dict[str, list[list[float]]]:
+        run = self._run
+        if run is None and self._last is not None and self._last.life is not None:
+            run = Path(self._last.life.run) if self._last.life.run else None
+        if run is None:
+            return {}
+        with self._lock:
+            if self._curves is None or self._curves[0] != run:
+                self._curves = run, Curves(run / "metrics.jsonl")
+            return self._curves[1].read()
 
     def metrics(self) -> str:
         """The last snapshot for Prometheus; empty before the first, and once the job has ended."""
@@ -113,12 +151,13 @@ class Page:
 
     def __init__(self, view: View, port: int = 0, token: str = "") -> None:
         self._token = token or secrets.token_urlsafe(18)
-        page = files("rlinf.channel").joinpath("page.html").read_bytes()
-        answers: Mapping[str, tuple[str, Callable[[], bytes]]] = {
-            "": ("text/html; charset=utf-8", lambda: page),
-            "state.json": ("application/json", lambda: json.dumps(view.state()).encode()),
-            "metrics": ("text/plain; version=0.0.4", lambda: view.metrics().encode()),
+        answers: dict[str, Answer] = {
+            "state.json": ("application/json", functools.partial(_state, view)),
+            "metrics": ("text/plain; version=0.0.4", lambda **_: view.metrics().encode()),
         }
+        for name, (file, kind) in FILES.items():
+            content = files("rlinf.channel").joinpath("page", file).read_bytes()
+            answers[name] = (f"{kind}; charset=utf-8", functools.partial(_static, content))
         self._server = ThreadingHTTPServer((LOOPBACK, port), _handler(self._token, answers))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -142,27 +181,7 @@ class Page:
         self._thread.join()
 
 
-def curves(path: Path) -> dict[str, list[list[float]]]:
-    """Name -> [step, value] of each step in a run's metrics; {} where there is no such file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - STEP_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
-    found: dict[str, list[list[float]]] = {}
-    for line in lines:
-        try:
-            step: dict[str, Any] = json.loads(line)
-        except ValueError:  # its beginning was cut off, or its end is being written
-            continue
-        for name in CURVES:
-            if isinstance(value := step.get(name), int | float):
-                found.setdefault(name, []).append([step["step"], value])
-    return {name: points[:: -(-len(points) // POINTS)] for name, points in found.items()}
-
-
-def connection_rows(graph: Any) -> list[dict[str, object]]:
+def connection_rows(graph: ConnectionGraph) -> list[dict[str, object]]:
     """The connections of a `rlinf.debug.ConnectionGraph` as JSON has them; silent workers last."""
     rows: list[dict[str, object]] = [
         asdict(one) | {"one": str(one.one), "other": str(one.other)} for one in graph.connections
@@ -170,17 +189,31 @@ def connection_rows(graph: Any) -> list[dict[str, object]]:
     return rows + [{"one": str(id), "state": "silent", "because": why} for id, why in graph.silent]
 
 
-def _handler(
-    token: str, answers: Mapping[str, tuple[str, Callable[[], bytes]]]
-) -> type[BaseHTTPRequestHandler]:
+def _static(content: bytes, **_: int) -> bytes:
+    return content
+
+
+def _state(view: View, after: int = 0, turn: int = 0, **_: int) -> bytes | None:
+    if turn == view.turn:
+        return None
+    return json.dumps(view.state(after), separators=(",", ":")).encode()
+
+
+def _handler(token: str, answers: Mapping[str, Answer]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            given, _, what = self.path.removeprefix("/").partition("?")[0].partition("/")
+            address = urlsplit(self.path)
+            given, _, what = address.path.removeprefix("/").partition("/")
             if not secrets.compare_digest(given.encode(), token.encode()) or what not in answers:
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return
+            asked = {key: int(n) for key, n in parse_qsl(address.query) if n.isdecimal()}
             kind, make = answers[what]
-            body = make()
+            body = make(**asked)
+            if body is None:
+                self.send_response(HTTPStatus.NO_CONTENT)
+                self.end_headers()
+                return
             self.send_response(HTTPStatus.OK)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

@@ -17,6 +17,7 @@ COLOURS: Final = {
     "cuda_ipc": "#ff7f0e",
 }
 OTHER: Final = "#9467bd"
+SILENT: Final = "#d62728"
 WIDTH, HEIGHT, GAP, MARGIN = 170, 46, 34, 30
 COLUMN: Final = 520
 
@@ -99,7 +100,10 @@ def _dot(graph: ConnectionGraph) -> str:
 
 
 def _svg(graph: ConnectionGraph) -> str:
-    """A column a host, workers below each other, connections as arcs at their right."""
+    """A column a host, workers below each other, connections as arcs at their right.
+
+    Without a ground, and in the colour of the text around it: for light and dark pages.
+    """
     hosts = _hosts(graph)
     places = place(graph)
     rows = max([sum(w.host == host for w in graph.workers) for host in hosts], default=0)
@@ -107,15 +111,16 @@ def _svg(graph: ConnectionGraph) -> str:
     height = 2 * MARGIN + 30 + rows * (HEIGHT + GAP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" '
+        'fill="currentColor">',
     ]
     for number in range(len(hosts)):
         left = MARGIN / 2 + number * COLUMN
         parts.append(
             f'<rect x="{left}" y="{MARGIN / 2}" width="{COLUMN - MARGIN / 2}" '
-            f'height="{height - MARGIN}" rx="8" fill="#f6f6f6" stroke="#cccccc"/>'
-            f'<text x="{left + 12}" y="{MARGIN / 2 + 20}" fill="#555555">host {number}</text>'
+            f'height="{height - MARGIN}" rx="8" fill-opacity="0.04" stroke="currentColor" '
+            f'stroke-opacity="0.25"/>'
+            f'<text x="{left + 12}" y="{MARGIN / 2 + 20}" fill-opacity="0.7">host {number}</text>'
         )
     parts += [_line(edge, places) for edge in graph.connections]
     silent = dict(graph.silent)
@@ -140,9 +145,9 @@ def _box(worker: WorkerRecord, places: dict[str, tuple[int, int]], silent: bool)
     note = " silent" if silent else ""
     return (
         f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" '
-        f'fill="{"#ffdddd" if silent else "white"}" stroke="#333333"/>'
+        f'fill="{SILENT if silent else "none"}" fill-opacity="0.2" stroke="currentColor"/>'
         f'<text x="{x + 10}" y="{y + 19}" font-weight="bold">{escape(str(worker.id))}</text>'
-        f'<text x="{x + 10}" y="{y + 36}" fill="#555555">'
+        f'<text x="{x + 10}" y="{y + 36}" fill-opacity="0.7">'
         f"{escape(str(worker.device))}, pid {worker.pid}{note}</text>"
     )
 

@@ -11,16 +11,20 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rlinf.channel import Channel, ChannelConfig, ChannelError, announce
-from rlinf.comm import CommConfig, CommError, Endpoint, Handle
+from rlinf.channel.life import LIFE_SERVICE, Life
+from rlinf.comm import CommConfig, CommError, Endpoint, Handle, Request
 from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.sched import Placement
 from rlinf.workers.bounds import Natural, NonNegative, Positive
+from rlinf.workers.chronicle import Chronicle
 from rlinf.workers.controller import Controller
 from rlinf.workers.devices import check_local, device_names, local_cores
 from rlinf.workers.errors import ConfigError, WorkerError, is_consequence
@@ -104,6 +108,7 @@ class Cluster:
         launcher: "inline": threads of this process; "ray": a process a worker.
         devices: Instead of `config.devices`.
         comm: Settings of every endpoint of the job.
+        folder: Where the program writes its run, for whoever looks at it.
 
     Raises:
         StartError: A Ray cluster to join does not answer. (One that is started here is started in
@@ -118,13 +123,16 @@ class Cluster:
         *,
         devices: tuple[str, ...] | None = None,
         comm: CommConfig | None = None,
+        folder: Path | None = None,
     ) -> None:
         config = config or ClusterConfig()
         self.config = config if devices is None else replace(config, devices=devices)
         self.comm = comm
+        self.folder = folder
         self._groups: dict[str, Movable] = {}
         self._lock = threading.Lock()
-        self._sinks: list[RecordSink] = []
+        self._chronicle = Chronicle()
+        self._sinks: list[RecordSink] = [self._chronicle]
         self._closing = contextlib.ExitStack()
         atexit.register(self.close)
         try:
@@ -149,7 +157,8 @@ class Cluster:
         close.enter_context(traced_communication(self.endpoint))
         close.enter_context(traced_stages(self._sinks))
         limits = Limits(config.start_s, config.silence_s, config.heartbeat_s)
-        self.controller = Controller(self.endpoint, launcher, limits)
+        self.controller = Controller(self.endpoint, launcher, limits, self._chronicle)
+        self.endpoint.serve(LIFE_SERVICE, self._tell)
         close.callback(self.controller.close, config.grace_s)
         self.iterations = Iterations(self.endpoint, self.controller.abort)
         close.callback(self.iterations.close)
@@ -227,6 +236,22 @@ class Cluster:
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Every worker as it is now: incarnation, process, calls under way; the server first."""
         return self.controller.statistics()
+
+    def note(self, kind: str, text: str, who: str = "") -> None:
+        """Tell whoever looks at the job from outside that something happened just now.
+
+        Args:
+            kind: One word: "plan", "recovery".
+            text: What happened.
+            who: The worker that it is about.
+        """
+        self._chronicle.note(kind, who, text)
+
+    def _tell(self, request: Request) -> None:
+        """On the dispatching thread: what `rlinf-monitor` shows of the workers."""
+        spans, incidents = self._chronicle.since(*request.payload)
+        run = str(self.folder.absolute()) if self.folder is not None else ""
+        request.reply(Life(time.time(), self.controller.lives(), spans, incidents, run))
 
     def add_sink(self, sink: RecordSink) -> None:
         """Give every chunk's record to `sink` when its stage call is done; it must not block."""

@@ -16,13 +16,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from rlinf.channel.life import WorkerLife
 from rlinf.comm import CommError, Endpoint, Event, Handle, Lost, Request
 from rlinf.comm.errors import CodecError, RemoteError
 from rlinf.workers import incidents
 from rlinf.workers import supervision as sv
+from rlinf.workers.chronicle import Chronicle
 from rlinf.workers.errors import Aborted, ClusterClosed, StartError, WorkerError
 from rlinf.workers.launch.base import Launcher, Process, Program
-from rlinf.workers.messages import SERVICE, Abort, Call, Hello, Leave, Move, Probe, Shutdown
+from rlinf.workers.messages import (
+    SERVICE,
+    Abort,
+    Call,
+    Hello,
+    Leave,
+    Move,
+    Probe,
+    Pulse,
+    Shutdown,
+)
 
 __all__ = ["Controller", "Factory"]
 
@@ -45,6 +57,7 @@ class _Seat:
     process: Process | None = None
     incarnation: int = -1
     epoch: int = 0
+    pulse: Pulse | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +67,7 @@ class _Pending:
     worker: str
     call: Call | Move | Leave
     handle: Handle[Any]
+    since: float
     value: Any = None
     error: BaseException | None = None
 
@@ -65,10 +79,13 @@ class Controller:
         endpoint: Of this process; serves "controller" from now on.
         launcher: Starts and kills.
         limits: Deadlines.
+        chronicle: Is told who starts and who dies.
     """
 
-    def __init__(self, endpoint: Endpoint, launcher: Launcher, limits: sv.Limits) -> None:
-        self._endpoint, self._launcher = endpoint, launcher
+    def __init__(
+        self, endpoint: Endpoint, launcher: Launcher, limits: sv.Limits, chronicle: Chronicle
+    ) -> None:
+        self._endpoint, self._launcher, self._chronicle = endpoint, launcher, chronicle
         self._core = sv.Supervision(limits)
         self._seats: dict[str, _Seat] = {}
         self._calls: dict[int, _Pending] = {}
@@ -93,7 +110,32 @@ class Controller:
     def statistics(self) -> tuple[sv.WorkerStatistics, ...]:
         """Every worker as it is now, the channel server first."""
         with self._lock:
-            return self._core.statistics()
+            return self._core.statistics(time.monotonic())
+
+    def lives(self) -> tuple[WorkerLife, ...]:
+        """The same for whoever looks from outside, with what each is doing."""
+        oldest: dict[str, _Pending] = {}
+        for pending in list(self._calls.values()):
+            oldest.setdefault(pending.worker, pending)
+        return tuple(self._life(one, oldest.get(one.worker)) for one in self.statistics())
+
+    def _life(self, one: sv.WorkerStatistics, oldest: _Pending | None) -> WorkerLife:
+        seat = self._seats.get(one.worker)
+        pulse = seat.pulse if seat is not None and seat.pulse is not None else Pulse((), 0, 0.0)
+        return WorkerLife(
+            id=one.worker,
+            running=one.running,
+            restarts=one.incarnation,
+            pid=one.pid or 0,
+            heard_s=one.silent_s,
+            beat_s=self._core.limits.heartbeat_s,
+            devices=pulse.devices,
+            rss_bytes=pulse.rss_bytes,
+            cpu_s=pulse.cpu_s,
+            calls=one.calls,
+            doing=oldest.call.method if oldest is not None else "",
+            doing_s=time.monotonic() - oldest.since if oldest is not None else 0.0,
+        )
 
     def join(self, worker: str, restarts: int, factory: Factory, unit: str = "") -> None:
         """Start a worker and look after it from now on; see `supervision.Join`. Returns at once."""
@@ -111,7 +153,7 @@ class Controller:
         The handle fails with what the method raised, `WorkerDied`, `Aborted` or `ClusterClosed`.
         """
         handle: Handle[Any] = Handle(what, timeout_s=None)
-        self._calls[call.number] = _Pending(worker, call, handle)
+        self._calls[call.number] = _Pending(worker, call, handle, time.monotonic())
         if self._closed.is_set():
             self._fail(call.number, ClusterClosed(f"{what}: the cluster is closed"))
         else:
@@ -190,6 +232,7 @@ class Controller:
             return
         seat.epoch = request.epoch
         seat.started.set_result(None)
+        self._chronicle.note("started", hello.worker, f"{hello.worker} runs, process {hello.pid}")
         self._step(incidents.Started(hello.worker, hello.incarnation, hello.pid))
 
     def _watch(self, event: Event) -> None:
@@ -202,7 +245,7 @@ class Controller:
 
     def _lost(self, worker: str, incarnation: int, reason: str) -> None:
         seat = self._seats.get(worker)
-        if seat is None:
+        if seat is None or self._closed.is_set():
             return
         if seat.incarnation == incarnation and seat.process is not None:
             seat.process.join(LAST_WORDS_S)
@@ -241,7 +284,9 @@ class Controller:
             self._fail(command.call, command.error)
         elif isinstance(command, incidents.Launch):
             if command.incarnation:
-                log.warning("%s died: %s. It is started again", command.worker, command.cause)
+                text = f"{command.worker} died: {command.cause}. It is started again"
+                log.warning(text)
+                self._chronicle.note("died", command.worker, text)
             self._hands_do(self._launch, command)
         elif isinstance(command, incidents.Kill):
             self._hands_do(_kill, self._seats[command.worker].process)
@@ -249,6 +294,7 @@ class Controller:
             self._ping(command)
         else:
             log.debug("the job was stopped: %s", command.error)
+            self._chronicle.note("stopped", "", str(command.error))
             for seat in self._seats.values():
                 seat.started.set_error(command.error)
                 self._hands_do(_kill, seat.process)
@@ -299,6 +345,9 @@ class Controller:
 
         def answered(done: Handle[Any]) -> None:
             if done.exception() is None:
+                seat = self._seats.get(command.worker)
+                if seat is not None:
+                    seat.pulse = done.result(0)
                 self._step(heard)
 
         self._tell(command.worker, Probe(), answered)

@@ -5,8 +5,11 @@ the others: `Call`, `Move` and `Leave` are queued for the main thread and answer
 done; `Probe`, `Abort` and `Shutdown` are answered at once, whatever the main thread is doing.
 """
 
+import resource
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlinf.channel import ChannelRef
@@ -24,6 +27,7 @@ __all__ = [
     "Leave",
     "Move",
     "Probe",
+    "Pulse",
     "Shutdown",
 ]
 
@@ -95,7 +99,31 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Say that you live."""
+    """Say that you live; the answer is a `Pulse`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """A sign of life.
+
+    Attributes:
+        devices: What the worker computes on.
+        rss_bytes: Resident memory of its process; 0: not known on this system.
+        cpu_s: Processor time that its process has used.
+    """
+
+    devices: tuple[str, ...]
+    rss_bytes: int
+    cpu_s: float
+
+    @classmethod
+    def now(cls, devices: tuple[str, ...] = ()) -> "Pulse":
+        """That of this process."""
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+        except OSError:
+            pages = 0
+        return cls(devices, pages * resource.getpagesize(), time.process_time())
 
 
 @dataclass(frozen=True, slots=True)

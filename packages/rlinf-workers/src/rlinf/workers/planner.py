@@ -101,6 +101,8 @@ class FlowPlanner:
         self._places = decision.placements
         seconds = time.monotonic() - began
         log.info("%s; moved %s in %.3f s", decision.because, ", ".join(moving) or "nobody", seconds)
+        kind = f"{decision.plan.kind} plan, " if decision.plan is not None else ""
+        self._cluster.note("plan", f"{kind}{decision.because}")
         self._watch(decision)
         return seconds
 

@@ -31,6 +31,7 @@ from rlinf.workers.messages import (
     Leave,
     Move,
     Probe,
+    Pulse,
     Shutdown,
 )
 from rlinf.workers.tracing import traced_communication
@@ -114,6 +115,10 @@ class _Loop:
 
     def _receive(self, request: Request) -> None:
         message = request.payload
+        if isinstance(message, Probe):
+            worker = self._worker
+            request.reply(Pulse.now(worker.context.devices if worker else self._program.devices))
+            return
         if isinstance(message, Call | Move | Leave):
             self._inbox.put(request)
             return
@@ -122,7 +127,7 @@ class _Loop:
                 self._aborted[message.number] = message.because
         elif isinstance(message, Shutdown):
             self._end("the worker was told to shut down")
-        elif not isinstance(message, Probe):
+        else:
             raise CallError(f"{self._program.id} cannot make sense of {type(message).__name__}")
         request.reply(None)
 

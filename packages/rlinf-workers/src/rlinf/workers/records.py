@@ -4,6 +4,7 @@ Times are seconds since the Unix epoch, comparable between processes of a host; 
 durations are differences of a monotonic clock laid on its start.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +61,23 @@ class ChunkRecord:
     def group(self) -> str:
         """The worker's group."""
         return self.worker.rpartition("/")[0]
+
+    def parts(self) -> Iterator[tuple[str, float, float]]:
+        """What it was spent on: kind ("stage": the work itself), start and seconds of each part
+        that took any time, backwards from the work, the end last.
+        """
+        start = self.start
+        yield "stage", start, self.seconds
+        for kind, seconds in (
+            ("onload", self.onload_s),
+            ("wait for devices", self.locked_s),
+            ("wait for items", self.waited_s),
+        ):
+            start -= seconds
+            if seconds > 0:
+                yield kind, start, seconds
+        if self.offload_s > 0:
+            yield "offload", self.end, self.offload_s
 
 
 @dataclass(frozen=True, slots=True)

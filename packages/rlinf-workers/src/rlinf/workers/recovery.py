@@ -194,9 +194,9 @@ class Recovery:
             self._bring_back()
         except StateLost as again:
             return again
-        log.warning(
-            "%s died: %s. Its group went back to step %d", lost.worker, lost.cause, self._done
-        )
+        text = f"{lost.worker} died: {lost.cause}. Its group went back to step {self._done}"
+        log.warning(text)
+        self._cluster.note("recovery", text, lost.worker or "")
         return None
 
     def _bring_back(self, fresh: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 from rlinf.comm import CommConfig
 from rlinf.workers.bounds import Count, Natural
 from rlinf.workers.checkpoint import CheckpointConfig
-from rlinf.workers.cluster import ClusterConfig
+from rlinf.workers.cluster import Cluster, ClusterConfig
 from rlinf.workers.course import Choice, PlanningConfig
 
 __all__ = ["RunConfig"]
@@ -41,3 +41,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         Choice.of(self.plan)
+
+    def open_cluster(self, folder: Path) -> Cluster:
+        """The job, which writes its run into `folder`. Errors: see `Cluster`."""
+        return Cluster(self.cluster, self.launcher, comm=self.communication, folder=folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlinf.channel import ChannelServer
 from rlinf.comm import CommConfig, Endpoint, Event, Lost, Request
 from rlinf.workers.launch.base import Link
-from rlinf.workers.messages import CONTROLLER, SERVICE, Hello, Shutdown
+from rlinf.workers.messages import CONTROLLER, SERVICE, Hello, Probe, Pulse, Shutdown
 from rlinf.workers.tracing import traced_communication
 
 __all__ = ["CHANNELS", "ServerProgram"]
@@ -36,7 +36,7 @@ class ServerProgram:
         ending = threading.Event()
 
         def receive(request: Request) -> None:
-            request.reply(None)
+            request.reply(Pulse.now() if isinstance(request.payload, Probe) else None)
             if isinstance(request.payload, Shutdown):
                 ending.set()
 

@@ -64,6 +64,7 @@ class WorkerStatistics:
         pid: Its process; None while it is being started.
         deaths: In a row, with no call done in between.
         calls: Not yet answered.
+        silent_s: Since its last sign of life, or since it is being started.
     """
 
     worker: str
@@ -72,6 +73,7 @@ class WorkerStatistics:
     pid: int | None
     deaths: int
     calls: int
+    silent_s: float
 
 
 @dataclass(slots=True)
@@ -110,10 +112,18 @@ class Supervision:
         """Why the job is over; None while it is not."""
         return self._stopped
 
-    def statistics(self) -> tuple[WorkerStatistics, ...]:
+    def statistics(self, now: float) -> tuple[WorkerStatistics, ...]:
         """Every worker as it is now, in order of joining."""
         return tuple(
-            WorkerStatistics(worker, m.incarnation, m.running, m.pid, m.deaths, len(m.calls))
+            WorkerStatistics(
+                worker,
+                m.incarnation,
+                m.running,
+                m.pid,
+                m.deaths,
+                len(m.calls),
+                now - (m.heard if m.running else m.since),
+            )
             for worker, m in self._members.items()
         )
 

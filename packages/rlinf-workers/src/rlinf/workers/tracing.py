@@ -28,20 +28,11 @@ class StageTrace:
 
     def __call__(self, record: ChunkRecord) -> None:
         """Keep one chunk."""
-        start = record.start + time.monotonic() - time.time()
-        end = start + record.end - record.start
+        shift = time.monotonic() - time.time()
         emitted = [time_ - record.start for time_ in record.emitted]
         args = {"items": record.items_in, "iteration": record.iteration, "emitted": emitted}
-        self._add(record, "stage", start, record.seconds, args)
-        before = start
-        for kind, seconds in (
-            ("onload", record.onload_s),
-            ("wait for devices", record.locked_s),
-            ("wait for items", record.waited_s),
-        ):
-            before -= seconds
-            self._add(record, kind, before, seconds, {})
-        self._add(record, "offload", end, record.offload_s, {})
+        for kind, start, seconds in record.parts():
+            self._add(record, kind, start + shift, seconds, args if kind == "stage" else {})
 
     def write(self, path: Path) -> None:
         """Write everything kept so far as one JSON file."""
@@ -50,8 +41,6 @@ class StageTrace:
     def _add(
         self, record: ChunkRecord, kind: str, start: float, seconds: float, args: dict[str, object]
     ) -> None:
-        if seconds <= 0:
-            return
         where = record.worker if kind == "stage" else f"{record.worker} ({kind})"
         self._rows.append(
             {

@@ -293,4 +293,4 @@ def test_one_that_dies_with_nothing_to_do_but_leave_has_left() -> None:
     core.step(Started("w/0", 0, pid=1), 0.0)
     commands = core.step(Died("w/0", 0, "killed"), 1.0)
     assert [type(command) for command in commands] == [Kill, Release]
-    assert core.statistics() == ()
+    assert core.statistics(1.0) == ()

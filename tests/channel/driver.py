@@ -42,7 +42,8 @@ class Driver:
         return self.step(Put(next(self.numbers), P, first, items, deadline))
 
     def take(self, consumer=A, **wish) -> list[Command]:
-        return self.step(Take(next(self.numbers), consumer, **wish))
+        number = next(self.numbers)
+        return self.step(Take(number, consumer, **{"ask": number, **wish}))
 
     def batch(self, consumer=A, max_items=None, target=None, **wish) -> list[Command]:
         return self.take(consumer, max_items=max_items, target_weight=target, full=True, **wish)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf.channel import testing
+from rlinf.channel import core, standstill, testing
 from rlinf.channel.consumers import Consumer, Consumers
 from rlinf.channel.core import Queue
 from rlinf.channel.hub import Hub
@@ -40,6 +40,7 @@ def test_no_channel_schedule_loses_repeats_reorders_or_hangs(block: int) -> None
         "restarts",
         "dead items",
         "recalls",
+        "standstills",
     }
     assert not wanted - {name for name, times in seen.items() if times}, "too tame to mean much"
 
@@ -145,6 +146,17 @@ def forget_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Intake, "_fits", lambda self, item, lanes: True)
 
 
+def wait_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put waits for room that nobody will make."""
+    monkeypatch.setattr(Queue, "_refuse_in_vain", lambda self, commands, now: False)
+
+
+def give_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put is said to wait in vain while somebody works on what he holds."""
+    monkeypatch.setattr(standstill, "_blocked", lambda take, consumer: True)
+    monkeypatch.setattr(core, "STANDSTILL_S", 0.0)
+
+
 def never_bury(monkeypatch: pytest.MonkeyPatch) -> None:
     """An item that kills its consumers goes round for ever."""
 
@@ -178,6 +190,8 @@ CHANNEL_FAULTS = [
     record_nothing,
     forget_deadlines,
     forget_bounds,
+    wait_in_vain,
+    give_up_early,
     never_bury,
 ]
 

@@ -24,6 +24,7 @@ from rlinf.channel.errors import (
     SpoolFailed,
     SpoolFull,
     SpoolUnusable,
+    Standstill,
     Timeout,
 )
 from rlinf.channel.job import Job, announce, running_jobs
@@ -77,6 +78,7 @@ __all__ = [
     "SpoolFailed",
     "SpoolFull",
     "SpoolUnusable",
+    "Standstill",
     "Timeout",
     "Waiting",
     "announce",

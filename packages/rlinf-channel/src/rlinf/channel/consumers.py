@@ -28,6 +28,7 @@ class Consumer:
     """One consumer and what it holds, by tag in the order given."""
 
     __slots__ = (
+        "answered",
         "brought",
         "busy_since",
         "capacity",
@@ -55,6 +56,8 @@ class Consumer:
         self.leased: dict[int, Item] = {}
         self.deliveries: deque[_Delivery] = deque()
         """Of which something is leased still; the latest last."""
+        self.answered = -1
+        """The latest of its requests that was answered with items."""
         self.weight = 0.0
         self.seen_at = self.idle_since = self.busy_since = now
         self.expires_at = now
@@ -78,6 +81,7 @@ class Consumer:
         if not self.leased:
             self.idle_s += now - self.idle_since
             self.busy_since = now
+        self.answered = max(self.answered, ask)
         self.leased.update(enumerate(items, start=tag))
         self.weight += sum([item.weight for item in items])
         oldest, deliveries = next(iter(self.leased), tag), self.deliveries
@@ -213,6 +217,11 @@ class Consumers:
                 consumer.recall_at = now + consumer.recall_in_s
             again_at = min(again_at, consumer.recall_at)
         return recalls, again_at
+
+    def loads(self, asking: Collection[str], now: float) -> list[ConsumerLoad]:
+        """What a policy chooses from: those which hold something, and those which ask."""
+        known = self.known.values()
+        return [c.load(c.name in asking, now) for c in known if c.leased or c.name in asking]
 
     def awaited(self, take: Take) -> bool:
         """Whether items may come back which whoever asks does not hold, or not that it knows."""

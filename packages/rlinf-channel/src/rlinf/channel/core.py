@@ -6,7 +6,8 @@
 - At least once: an item leaves only when a consumer settles it. One that is returned, or whose
   consumer is lost or silent for too long, takes its old place at the front again.
 - Each numbered item is taken in once, however often its message arrives, in any order.
-- Bounds hold at every moment; who has no room waits in line until its deadline.
+- Bounds hold at every moment; who has no room waits in line until its deadline, or until it is
+  certain that nobody will make room.
 - A request that ends without delivery has taken nothing.
 - An item that came back `max_deliveries` times is kept aside. One that came back half as often is
   given out alone, so that its neighbours do not share its fate.
@@ -19,7 +20,6 @@ from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumers import Consumer, Consumers
 from rlinf.channel.dead import DeadLetters
 from rlinf.channel.intake import Intake
-from rlinf.channel.journal import Closed as ClosedRecord
 from rlinf.channel.journal import Finished, Record
 from rlinf.channel.lane import Lanes
 from rlinf.channel.messages import (
@@ -47,8 +47,10 @@ from rlinf.channel.messages import (
     Take,
     Tick,
 )
+from rlinf.channel.picture import picture
 from rlinf.channel.policy import ItemLoad, Policy, make_policy
 from rlinf.channel.portion import Portions
+from rlinf.channel.standstill import STANDSTILL_S, stands_still
 from rlinf.channel.statistics import ChannelStatistics
 
 HOLD_RECHECK_S = 0.05
@@ -91,6 +93,8 @@ class Queue:
         self._consumers = Consumers(config.lease_s, first_tag)
         self.dead = DeadLetters(config.buffer_bytes)
         self._waiting: dict[int, Take] = {}
+        self._moved_at = 0.0
+        """When something last was let in, given out or settled while a put waited for room."""
         self._acknowledged = self._rejected = self._redelivered = 0
         self._handlers: dict[type, Callable[..., list[Command]]] = {
             Put: self._on_put,
@@ -99,7 +103,7 @@ class Queue:
             Renew: self._on_renew,
             Attach: self._on_attach,
             Recalled: self._on_recalled,
-            Resume: self._on_resume,
+            Resume: lambda resume, now: self._intake.resume(resume),
             Gone: self._on_gone,
             Cancel: self._on_cancel,
             Close: self._on_close,
@@ -126,13 +130,13 @@ class Queue:
         """Bytes of everything queued and leased."""
         return self._intake.held_bytes
 
-    def __len__(self) -> int:
-        return len(self._lanes)
-
     @property
     def held(self) -> int:
         """Items queued and leased."""
         return len(self._lanes) + self._consumers.leased_items
+
+    def __len__(self) -> int:
+        return len(self._lanes)
 
     def missing(self, consumer: ClientId, tags: Iterable[int]) -> int:
         """How many of these tags the consumer does not hold."""
@@ -144,30 +148,13 @@ class Queue:
 
     def statistics(self, now: float) -> ChannelStatistics:
         """A frozen picture."""
-        return ChannelStatistics(
-            name=self.name,
-            policy=self.config.type,
-            max_items=self.config.max_items,
-            max_bytes=self.config.buffer_bytes,
-            depth=len(self._lanes),
-            leased_items=self._consumers.leased_items,
-            held_bytes=self._intake.held_bytes,
-            put_items=self._intake.admitted,
-            put_bytes=self._intake.admitted_bytes,
-            acknowledged_items=self._acknowledged,
-            rejected_items=self._rejected,
-            redelivered_items=self._redelivered,
-            dead_items=self.dead.count,
-            duplicate_items=self._intake.duplicates,
-            waiting_producers=len(self._intake.line),
-            waiting_consumers=len(self._waiting),
-            closed=self.closed,
-            consumers=tuple(c.statistics(now) for c in self._consumers.known.values()),
-        )
+        return picture(self, now)
 
     # What each event does
 
     def _on_put(self, put: Put, now: float) -> list[Command]:
+        if not self._intake.line:
+            self._moved_at = now
         commands = self._intake.receive(put)
         if put.deadline is not None:
             self.wake_at = min(self.wake_at, put.deadline)
@@ -207,12 +194,8 @@ class Queue:
 
     def _on_recalled(self, recalled: Recalled, now: float) -> list[Command]:
         consumer = self._consumers.see(recalled.consumer, now)
-        items = self._consumers.take_back(consumer, recalled.tags, now)
-        self._lanes.restore(items)  # never begun, so giving it to another is no redelivery
+        self._lanes.restore(self._take_back(consumer, recalled.tags, now))  # not a redelivery
         return []
-
-    def _on_resume(self, resume: Resume, now: float) -> list[Command]:
-        return self._intake.resume(resume)
 
     def _on_gone(self, gone: Gone, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -234,8 +217,6 @@ class Queue:
         return self._intake.cancel(cancel.request)
 
     def _on_close(self, close: Close, now: float) -> list[Command]:
-        if self._journal is not None and not self.closed:
-            self._journal.append(ClosedRecord(self.name))
         commands = self._intake.close()
         if close.request is not None:
             commands.append(Settled(close.request))
@@ -258,8 +239,9 @@ class Queue:
     def _settle_down(self, commands: list[Command], now: float) -> None:
         while True:
             if self._intake.line:
-                commands += self._intake.admit(self._lanes, self._consumers.leased_items)
-            if not (self._waiting and self._deliver(commands, now) and self._intake.line):
+                commands += self._admit(now)
+            given = bool(self._waiting) and self._deliver(commands, now)
+            if not self._intake.line or not (given or self._refuse_in_vain(commands, now)):
                 break
         if self._waiting:
             if self.closed and not self._intake.line:
@@ -268,6 +250,24 @@ class Queue:
                 recalls, again_at = self._consumers.recall(self._waiting.values(), now)
                 commands += recalls
                 self.wake_at = min(self.wake_at, again_at)
+
+    def _admit(self, now: float) -> list[Command]:
+        before = self._intake.admitted
+        commands = self._intake.admit(self._lanes, self._consumers.leased_items)
+        if self._intake.admitted > before:
+            self._moved_at = now
+        return commands
+
+    def _refuse_in_vain(self, commands: list[Command], now: float) -> bool:
+        """Refuse the first put of the line if it can never be let in; whether it was."""
+        known, waiting = self._consumers.known.values(), self._waiting.values()
+        if not stands_still(known, waiting, queued=len(self._lanes) > 0):
+            return False
+        if now < (due := self._moved_at + STANDSTILL_S):
+            self.wake_at = min(self.wake_at, due)
+            return False
+        commands += self._intake.refuse_first()
+        return True
 
     def _deliver(self, commands: list[Command], now: float) -> bool:
         """Give out what can be given; whether anything was."""
@@ -279,7 +279,7 @@ class Queue:
                 break
             del self._waiting[take.request]
             commands.append(self._give(take, self._pick(take), now))
-            given = True
+            self._moved_at, given = now, True
         return given
 
     def _ready(self, take: Take) -> bool:
@@ -293,13 +293,11 @@ class Queue:
         )
 
     def _pick(self, take: Take) -> int:
-        """How many items a request which is ready gets, from the front of its lane."""
+        """How many items a request which is ready gets."""
         lane = self._lanes.get(take.key)
-        if not lane:
-            return 0
-        if take.max_items == 1 and not take.full:
-            return 1
-        busy = sum(1 for consumer in self._consumers.known.values() if consumer.leased)
+        if not lane or (take.max_items == 1 and not take.full):
+            return 1 if lane else 0
+        busy = sum([1 for consumer in self._consumers.known.values() if consumer.leased])
         usual_nbytes = self._intake.held_bytes / self.held
         return self._portions.pick(take, lane, max(busy, len(self._waiting)), usual_nbytes)
 
@@ -308,11 +306,7 @@ class Queue:
         asking: dict[str, Take] = {}
         for take in ready:
             asking.setdefault(str(take.consumer), take)
-        loads = [
-            consumer.load(consumer.name in asking, now)
-            for consumer in self._consumers.known.values()
-            if consumer.leased or consumer.name in asking
-        ]
+        loads = self._consumers.loads(asking, now)
         lane = self._lanes.get(ready[0].key)
         assert lane is not None
         weight = lane.head().weight
@@ -348,7 +342,8 @@ class Queue:
         self, consumer: Consumer, tags: Sequence[int], outcome: Outcome, now: float
     ) -> list[Command]:
         """Settle tags, as far as the consumer holds them."""
-        items = self._consumers.take_back(consumer, tags, now)
+        tags = [tag for tag in tags if tag in consumer.leased]
+        items = self._take_back(consumer, tags, now)
         if outcome is Outcome.RETURNED:
             return self._restore(consumer, items)
         if items:
@@ -367,10 +362,15 @@ class Queue:
                 return [Left(items)]
         return []
 
+    def _take_back(self, consumer: Consumer, tags: Iterable[int], now: float) -> list[Item]:
+        items = self._consumers.take_back(consumer, tags, now)
+        self._moved_at = now if items else self._moved_at
+        return items
+
     def _take_from(
         self, consumer: Consumer, tags: tuple[int, ...], now: float, *, expired: bool
     ) -> list[Command]:
-        buried = self._restore(consumer, self._consumers.take_back(consumer, tags, now))
+        buried = self._restore(consumer, self._take_back(consumer, tags, now))
         return [Released(consumer.id, tags, expired), *buried]
 
     def _restore(self, consumer: Consumer, items: list[Item]) -> list[Command]:

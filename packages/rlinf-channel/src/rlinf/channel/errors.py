@@ -18,6 +18,7 @@
     ├── SpoolFull             the server's disk has no room for the items of a put
     ├── SpoolUnusable         the folder cannot be a server's spool (also an OSError)
     ├── Full                  no room within the deadline (also a TimeoutError)
+    │   └── Standstill        no room, and whoever could make some waits for this very put
     ├── Timeout               nothing to take within the deadline (also a TimeoutError)
     └── LockTimeout           devices still held by others at the deadline (also a TimeoutError)
 
@@ -275,6 +276,29 @@ class Full(ChannelError, TimeoutError):
             f"channel '{channel}' had no room within the deadline: {state}; {accepted} item(s) of "
             f"this call were accepted. Add consumers, raise max_items or buffer_size, "
             f"or pass a longer timeout",
+            channel,
+            state,
+            accepted,
+        )
+
+
+class Standstill(Full):
+    """There will be no room: all the channel may hold is with consumers that wait for more of it.
+
+    ``accepted`` items of the call are in, the others will not be; putting them again is no use as
+    long as the consumers go on like this.
+    """
+
+    def __init__(self, channel: str, state: str, accepted: int = 0) -> None:
+        self.channel = channel
+        self.state = state
+        self.accepted = accepted
+        ChannelError.__init__(
+            self,
+            f"channel '{channel}' will never have room: its consumers wait for more before they "
+            f"let go of anything: {state}; {accepted} item(s) of this call were accepted. Raise "
+            f"buffer_size (or max_items) above what one step of them takes, or have them take and "
+            f"acknowledge smaller chunks",
             channel,
             state,
             accepted,

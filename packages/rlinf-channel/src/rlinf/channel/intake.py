@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from rlinf.channel.config import ChannelConfig
-from rlinf.channel.journal import Admitted, ChannelState, ProducerState, Record
+from rlinf.channel.journal import Admitted, ChannelState, Closed, ProducerState, Record
 from rlinf.channel.lane import Lanes
 from rlinf.channel.messages import (
     Accepted,
@@ -134,6 +134,8 @@ class Intake:
 
     def close(self) -> list[Command]:
         """Refuse what comes from now on, and what came too early; keep what waits in line."""
+        if self._journal is not None and not self.closed:
+            self._journal.append(Closed(self._channel))
         self.closed = True
         waiting = [put for puts in self._early() for put in puts if put.request]
         for producer in self._producers.values():
@@ -150,6 +152,10 @@ class Intake:
                     refused.append(Refused(put.request, Refusal.FULL))
                     puts[index] = replace(put, request=0, void=Refusal.FULL)
         return refused
+
+    def refuse_first(self) -> list[Command]:
+        """Refuse the head of the line, which waits for what will not come."""
+        return self._drop(self.line[0], Refusal.STANDSTILL)
 
     def cancel(self, request: int) -> list[Command]:
         """Take a waiting offer back; one that came too early will be refused when it is due."""

@@ -14,6 +14,7 @@ from rlinf.channel.errors import (
     LeaseLost,
     ServerLost,
     SpoolFull,
+    Standstill,
     Timeout,
 )
 from rlinf.channel.messages import Refusal
@@ -191,6 +192,8 @@ def _refusal(
             return ChannelClosed(channel, operation)
         case Refusal.FULL:
             return Full(channel, state, accepted)
+        case Refusal.STANDSTILL:
+            return Standstill(channel, state, accepted)
         case Refusal.TIMEOUT:
             return Timeout(channel, operation, waited_s, state)
         case Refusal.LEASE_LOST:

@@ -98,7 +98,9 @@ class Take:
     """How many items the consumer knows it holds. Where the server has given it more, the rest is
     on its way back, and the channel is not drained. None: all it was given."""
     ask: int = 0
-    """The consumer's own number of this request, see `Renew`."""
+    """The consumer's own number of this request, above that of every earlier one; see `Renew`."""
+    alone: bool = True
+    """Nothing that the consumer holds is settled before this is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class Refusal(Enum):
 
     CLOSED = "closed"
     FULL = "full"
+    STANDSTILL = "standstill"
+    """Nobody will make room before the put is let in."""
     TIMEOUT = "timeout"
     LEASE_LOST = "lease lost"
     CANCELLED = "cancelled"

@@ -288,7 +288,7 @@ class Outbox(Flight):
 
     def _concluded(self, message: Message, error: ChannelError | CommError | None) -> list[Message]:
         self._settle(message.items)
-        if error is not None and not isinstance(error, Full):
+        if error is not None and not (isinstance(error, Full) and message.watched):
             self._fail(error, message)
         return self._seal() if self._failed is None or self._once else []
 
@@ -299,6 +299,10 @@ class Outbox(Flight):
             if lost and (self._failed is None or isinstance(self._failed, SpoolFull)):
                 lost += getattr(self._failed, "lost", 0)
                 self._failed, self._once = SpoolFull(error.channel, error.reason, lost), True
+            return
+        if isinstance(error, Full):
+            if lost and self._failed is None:
+                self._failed, self._once = error, True
             return
         gathered, self._gathered = self._gathered, None
         if gathered is not None:

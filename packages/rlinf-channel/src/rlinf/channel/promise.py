@@ -15,6 +15,8 @@ from rlinf.comm.handle import Handle
 if TYPE_CHECKING:
     from rlinf.channel.inbox import Inbox
 
+_WISH = Wish(alone=False)
+
 
 class Promise:
     """A take on its way, asked again where the server dies.
@@ -35,7 +37,7 @@ class Promise:
         self._link = inbox.link
         self._finish = finish
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._ask = ask = inbox.send(Wish(), timeout_s)
+        self._ask = ask = inbox.send(_WISH, timeout_s)
         self._through = Through(ask.reply)
         self.result: Handle[object] = Handle(what, progress=self._through)
         self.result.add_done_callback(self._completed)
@@ -50,7 +52,7 @@ class Promise:
         if not self._link.bond.up:
             self.result.set_error(self._link.bond.error("get"))
         elif not self.result.done():
-            ask = self._ask = self._inbox.send(Wish(), self._link.remaining(self._deadline))
+            ask = self._ask = self._inbox.send(_WISH, self._link.remaining(self._deadline))
             self._through.follow(ask.reply)
             ask.reply.add_done_callback(lambda _: self._arrived(ask))
 

@@ -261,7 +261,7 @@ class ChannelService:
     ) -> list[Addressed]:
         self._hub.get(caller.channel)
         number, done = ask
-        max_items, target_weight, full, key, wait, along, holds = wish
+        max_items, target_weight, full, key, wait, along, alone, holds = wish
         take = Take(
             self._ticket(caller, number),
             caller.client,
@@ -275,6 +275,7 @@ class ChannelService:
             along,  # type: ignore[arg-type]
             holds,  # type: ignore[arg-type]
             number,
+            bool(alone),
         )
         return self._step(caller, take)
 

@@ -44,6 +44,8 @@ class Takes:
         self._done: list[int] = []
         """Acknowledged by the user; the server hears of it with the next request."""
         self._confirmed_at = time.monotonic()
+        self._thread = 0
+        """Who takes and settles, as long as it is one; see `_alone`."""
         self._failed: ChannelError | None = None
         self._once = False
         """`_failed` is told once, and then it goes on."""
@@ -102,6 +104,7 @@ class Takes:
             LeaseLost: Some had gone back to the queue before, and are not what was settled.
         """
         self.release(tags)
+        self._alone()
         fields = ranges(sorted(tags)), outcome.value
         (lost,) = self._link.ask("settle", *fields, timeout=self._link.remaining(deadline))
         if lost and outcome is not Outcome.RETURNED:
@@ -179,9 +182,20 @@ class Takes:
             with suppress(ServerAway):
                 return self._wait_once(wish, deadline, operation)
 
+    def _alone(self) -> bool:
+        """Whether this thread is the only one that takes and settles here, and so settles nothing
+        while it waits.
+        """
+        me = threading.get_ident()
+        if self._thread in (0, me):
+            self._thread = me
+        else:
+            self._thread = -1
+        return self._thread == me
+
     def _wait_once(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
         limit = self._link.remaining(deadline)
-        ask = self.send(wish, limit)
+        ask = self.send(wish._replace(alone=self._alone()), limit)
         try:
             ask.reply.wait(None if limit is None else limit + GRACE_S)
         except BaseException as error:

@@ -21,6 +21,7 @@ class Wish(NamedTuple):
     key: str | None = None
     wait: bool = True
     along: int = 0
+    alone: bool = True
     """See `messages.Take`."""
 
 

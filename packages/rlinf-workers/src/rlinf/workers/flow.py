@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf.channel import Channel, DeviceLock, Full, Lease
+from rlinf.channel import Channel, DeviceLock, Full, Lease, Standstill
 from rlinf.channel.lease import Commit
 from rlinf.workers.base import WorkerBase
 from rlinf.workers.inlet import Inlet, RingInlet
@@ -297,6 +297,8 @@ class _Sending:
             return
         try:
             self._commit.conclude()
+        except Standstill:
+            raise
         except Full:  # nothing was put: those downstream need longer
             self._gathered = self._travelling + self._gathered
         self._commit = None
@@ -309,10 +311,16 @@ def _commit(
     indexes: Sequence[int],
     outputs: Sequence[Output],
 ) -> None:
-    """Pass outputs on; wait for as long as those downstream take to make room."""
+    """Pass outputs on; wait for as long as those downstream take to make room.
+
+    Raises:
+        Standstill: They never will.
+    """
     while True:
         try:
             lease.commit_items(indexes, outputs, target, timeout=ROOM_S)
+        except Standstill:
+            raise
         except Full:
             work.check()
         else:

@@ -57,7 +57,12 @@ class Consumer(Holder):
         self.channel = channel
         self.commits = commits
         self.deaths_left = world.random.randint(0, 2)
-        self.renews_while_waiting = world.random.random() < 0.2
+        self.hoards = world.random.random() < 0.25
+        """It takes as many as `goal` before it lets go of any, and waits for them as long as the
+        channel is open: where they have no room together, only a refused put helps.
+        """
+        self.goal = 0
+        self.renews_while_waiting = self.hoards or world.random.random() < 0.2
         """As real ones do; not all here, because it makes up most of a schedule."""
         self.asks = 0
         self.id = ClientId(f"consumer/{number}", 0, 0)
@@ -72,7 +77,7 @@ class Consumer(Holder):
         self.to, self.ready = self.world.incarnation, True
         self.held: dict[int, Item] = {}
         self.begun: set[int] = set()
-        self.sequence = 0
+        self.sequence = self.goal = 0
         self.silent = False
         self.ask: int | None = None
         self.stopped_until = 0.0
@@ -133,7 +138,7 @@ class Consumer(Holder):
 
     def lost(self) -> None:
         """See `Client`."""
-        self.held, self.begun, self.ask = {}, set(), None
+        self.held, self.begun, self.ask, self.goal = {}, set(), None, 0
 
     def back(self) -> None:
         """See `Client`."""
@@ -143,8 +148,15 @@ class Consumer(Holder):
     # Taking
 
     def _take_again(self) -> None:
-        if self.ask is None and not self.held and self.request is None:
+        if self.ask is None and not self._lacks and self.held and self.request is None:
+            self._work()
+        elif self.ask is None and (self._lacks or not self.held) and self.request is None:
             self._take()
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether it has some, and wants more before it begins."""
+        return 0 < len(self.held) < self.goal and not self.begun
 
     def _take(self) -> None:
         if not self.ready:
@@ -197,6 +209,8 @@ class Consumer(Holder):
         if self.ask == ask:
             self.ask = None
             self._cancel(ask)
+            if self.world.closed(self.channel):
+                self.goal = 0
             self._take_again()
 
     def _taken(self, take: Take, ask: int, command: object) -> None:
@@ -210,13 +224,23 @@ class Consumer(Holder):
             return
         self.ask = None
         if isinstance(command, Delivered) and got:
-            self.held = dict(enumerate(command.items, start=command.first_tag))
-            self.begun = set(self.held) if take.full else set()
+            self.held.update(enumerate(command.items, start=command.first_tag))
             self.world.check_held(self)
             self._see_to_renewals()
+            if self.hoards and not self.goal:
+                self.goal = self.world.random.randint(2, 5)
+            if self._lacks:
+                self._take()
+                return
+            self.goal = 0
+            self.begun = set(self.held) if take.full else set()
             self._choose_fate()
         elif isinstance(command, Refused) and command.reason is Refusal.CLOSED and not take.key:
-            self._end()
+            self.goal = 0
+            if self.held:
+                self._choose_fate()
+            else:
+                self._end()
         else:
             assert not isinstance(command, Accepted | Settled), command
             self._later(self.world.random.random() * 0.2, self._take_again)
@@ -228,7 +252,7 @@ class Consumer(Holder):
 
     def recalled(self) -> None:
         """Give back what was brought along and not begun."""
-        tags = tuple(tag for tag in self.held if tag not in self.begun)
+        tags = tuple(tag for tag in self.held if tag not in self.begun and not self.goal)
         for tag in tags:
             del self.held[tag]
         self._give_back(tags)
@@ -312,6 +336,9 @@ class Consumer(Holder):
                 self.world.check.told_done("in", [item.order for item in inputs])
             elif isinstance(command, Refused) and command.reason is Refusal.FULL:
                 self._later(0.1, self._unless_lost(self._settle))
+                return
+            elif isinstance(command, Refused) and command.reason is Refusal.STANDSTILL:
+                self._let_go(tags, Outcome.REJECTED)
                 return
             for tag in tags:
                 self.held.pop(tag, None)

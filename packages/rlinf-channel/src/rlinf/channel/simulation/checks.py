@@ -43,6 +43,7 @@ class Checks:
         self._leases: dict[str, dict[int, tuple[ClientId, int]]] = {"in": {}, "out": {}}
         """By channel and tag: who holds which order."""
         self._delivered: set[tuple[str, int]] = set()
+        self._in_vain: set[tuple[ClientId, int]] = set()
         self._last: dict[tuple[str, str | None], int] = {}
 
     def written(self, records: Sequence[Record], hub: Hub) -> None:
@@ -124,6 +125,18 @@ class Checks:
         for queue in hub:
             held = queue.held_bytes
             assert held <= bound, f"'{queue.name}' holds {held} bytes of {bound}"
+
+    def waited_in_vain(self, put: tuple[ClientId, int], able: set[ClientId]) -> None:
+        """A put is refused for good only where nobody is able to make room.
+
+        Args:
+            put: Its producer and first number.
+            able: Consumers that hold something and do not wait for more.
+        """
+        if put not in self._in_vain:  # else it is only told once more
+            self._in_vain.add(put)
+            self._counts["standstills"] += 1
+            assert not able, f"{put} is refused, and {able} would have made room"
 
     def told_accepted(self, channel: str, names: Sequence[str]) -> None:
         """A producer is told that these are in."""

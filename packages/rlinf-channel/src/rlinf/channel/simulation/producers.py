@@ -89,8 +89,10 @@ class _Message:
         if isinstance(command, Accepted):
             check.told_accepted("in", names)
         else:
-            assert isinstance(command, Refused) and command.reason is Refusal.FULL, command
-            assert self.deadline is not None and self.deadline <= self.world.now
+            assert isinstance(command, Refused), command
+            if command.reason is not Refusal.STANDSTILL:
+                assert command.reason is Refusal.FULL, command
+                assert self.deadline is not None and self.deadline <= self.world.now
             check.told_accepted("in", names[: command.accepted])
             check.refused.update(names[command.accepted :])
         self.producer.settled(self)

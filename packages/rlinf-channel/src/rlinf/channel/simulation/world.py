@@ -30,6 +30,8 @@ from rlinf.channel.messages import (
     Left,
     Put,
     Recall,
+    Refusal,
+    Refused,
     Released,
     Resume,
     Settle,
@@ -53,6 +55,8 @@ class Holder(Protocol):
     to: int
     faithful: bool
     """It was never silent for as long as a lease."""
+    ask: int | None
+    """The take it waits for."""
 
     @property
     def held(self) -> Mapping[int, Item]:
@@ -127,6 +131,8 @@ class World:
         self._numbers = count(1)
         self._answers: dict[int, Answer] = {}
         self._tickets: dict[object, int] = {}
+        self._puts: dict[int, tuple[ClientId, int]] = {}
+        """Producer and first number of each put, by its request."""
         self._due: list[tuple[float, int]] = []
         """When which request must have been answered."""
         self._open = {"in": 0, "out": 0}
@@ -180,6 +186,10 @@ class World:
         self._open[channel] -= 1
         if not self._open[channel]:
             self._close(channel)
+
+    def closed(self, channel: str) -> bool:
+        """Whether nobody puts to this channel any more."""
+        return channel in self._ended
 
     def check_held(self, holder: Holder) -> None:
         """What has just come to a consumer that was never silent for a lease is its alone."""
@@ -245,6 +255,7 @@ class World:
         if isinstance(event, Commit):
             event = replace(event, put=replace(event.put, request=ticket))
             deadline = event.put.deadline
+            self._puts[ticket] = event.put.producer, event.put.first
         elif isinstance(event, Resume):
             self._answers.pop(ticket)
             self.later(0.0, lambda: self._reply(answer, Settled(0)))
@@ -256,6 +267,8 @@ class World:
             assert isinstance(event, Put | Take)
             # Faster than `replace`, which would be an eighth of a schedule's time.
             values = [getattr(event, name) for name in _FIELDS[type(event)]]
+            if isinstance(event, Put):
+                self._puts[ticket] = event.producer, event.first
             event, deadline = type(event)(ticket, *values), event.deadline
         if deadline is not None:
             heapq.heappush(self._due, (max(deadline, self.now), ticket))
@@ -314,6 +327,10 @@ class World:
             return
         for channel, command in commands:
             self.check.command(channel, command)
+            if isinstance(command, Refused) and command.reason is Refusal.STANDSTILL:
+                holders = [h for h in self.holders.values() if self._keeps_its_leases(h)]
+                able = {h.id for h in holders if h.channel == channel and h.held and not h.ask}
+                self.check.waited_in_vain(self._puts[command.request], able)
         for _, command in commands:
             if isinstance(command, Recall):
                 self.counts["recalls"] += 1

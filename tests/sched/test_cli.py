@@ -1,5 +1,6 @@
 """The commands, run as a user runs them."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -79,7 +80,11 @@ def test_a_command_is_traced_and_reported(tmp_path: Path):
     command = ("--trace", "worker_communication", "--output", folder, "--", sys.executable, "-c")
     done = run("profiler_main", *command, TRACED)
     assert done.returncode == 0, done.stderr
-    assert "worker: rollout" in done.stdout
+    assert "worker: rollout" in done.stdout and "busy:" in done.stdout
+    with gzip.open(Path(folder) / "perfetto.json.gz", "rt") as file:
+        rows = json.load(file)["traceEvents"]
+    assert {type(row["pid"]) for row in rows} == {int}
+    assert [row["name"] for row in rows] == ["rollout", "process_name", "thread_name"]
     report = run("profiler_main", "report", folder, "--json")
     assert json.loads(report.stdout)["totals"][0]["name"] == "rollout"
     failed = run("profiler_main", *command, TRACED + "raise SystemExit(3)")
@@ -87,9 +92,14 @@ def test_a_command_is_traced_and_reported(tmp_path: Path):
 
 
 def test_a_program_that_traces_nothing_is_an_error():
-    done = run("profiler_main", "--trace", "worker", "--", sys.executable, "-c", "pass")
+    done = run("profiler_main", "--trace", "flow", "--", sys.executable, "-c", "pass")
     assert done.returncode == 2
     assert "the program wrote none" in done.stderr
+
+
+def test_a_kind_that_is_not_known_is_named():
+    done = run("profiler_main", "--trace", "worker", "--", sys.executable, "-c", "pass")
+    assert done.returncode == 2 and "worker_communication" in done.stderr
 
 
 def test_records_become_a_profile_and_a_trace(tmp_path: Path):

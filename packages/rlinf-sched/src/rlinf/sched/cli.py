@@ -10,17 +10,23 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlinf.sched import gantt, trace
-from rlinf.sched.config import traced_environment
+from rlinf.sched.activities import activities, shares
+from rlinf.sched.config import TRACED, traced_environment
 from rlinf.sched.errors import SchedError
 from rlinf.sched.explanation import best_of_kind, explain, robust_plan
+from rlinf.sched.improvements import improvements
 from rlinf.sched.plan import MOST_DEVICES, Plan
 from rlinf.sched.planner import search
 from rlinf.sched.recorded import RULES, replay_trace, workflow_of
+from rlinf.sched.report import comparison, figures, report
 from rlinf.sched.simulation import Reality, simulate
+from rlinf.sched.traffic import traffic
 from rlinf.sched.workflow import Workflow
 
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
+
+PERFETTO = "perfetto.json.gz"
 
 SAVERS = {".png": gantt.save_png, ".html": gantt.save_html, ".json": gantt.save_chrome_trace}
 
@@ -40,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def profiler_main(arguments: Sequence[str] | None = None) -> int:
     """``rlinf-profiler``: returns the traced command's own status, or 2 on an error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command = (lambda: _report(given[1:])) if given[:1] == ["report"] else (lambda: _trace(given))
-    return _reported("rlinf-profiler", command)
+    chosen = {"report": _report, "compare": _compare_traces}.get(given[0] if given else "")
+    return _reported("rlinf-profiler", lambda: chosen(given[1:]) if chosen else _trace(given))
 
 
 def _reported(program: str, run: Callable[[], int]) -> int:
@@ -226,12 +232,18 @@ def _trace(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rlinf-profiler",
         description="Run a command with tracing and say where its time went.",
-        epilog="rlinf-profiler report TRACE [--json]: the same for a trace recorded earlier.",
+        epilog="rlinf-profiler report TRACE: the same for a trace recorded earlier; "
+        "rlinf-profiler compare BEFORE AFTER: what differs between two.",
     )
     parser.add_argument(
-        "--trace", required=True, metavar="KIND[,KIND]", help="e.g. worker_communication"
+        "--trace",
+        required=True,
+        choices=TRACED,
+        help="what is recorded: messages between workers, chunks of stages, or both",
     )
-    parser.add_argument("--output", metavar="FOLDER", help="keep the trace files here")
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="keep the trace here, and one file for Perfetto"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ...")
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -240,13 +252,14 @@ def _trace(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="rlinf-trace-") as scratch:
         folder = Path(options.output or scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        kinds = tuple(kind.strip() for kind in options.trace.split(","))
+        environment = traced_environment(folder, (options.trace,))
         try:
-            done = subprocess.run(command, env=traced_environment(folder, kinds), check=False)
+            done = subprocess.run(command, env=environment, check=False)
         except OSError as problem:
             raise SchedError(f"cannot run {command[0]!r}: {problem.strerror}") from problem
-        spans = trace.load_trace(folder)
-        print(trace.report(spans))
+        print(report(trace.load_trace(folder)))
+        if options.output:
+            print(f"\nfor Perfetto: {trace.save_perfetto(folder, folder / PERFETTO)}")
     return done.returncode
 
 
@@ -255,13 +268,43 @@ def _report(arguments: Sequence[str]) -> int:
     parser.add_argument("trace", help="a trace file, or a folder of them")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--workflow", metavar="FILE", help="write a workflow to plan from")
+    parser.add_argument("--perfetto", metavar="FILE", help="write one file (.json.gz) for Perfetto")
     options = parser.parse_args(arguments)
     spans = trace.load_trace(options.trace)
     if options.workflow:
         workflow_of(spans).save(options.workflow)
+    if options.perfetto:
+        trace.save_perfetto(options.trace, options.perfetto)
     if options.json:
-        rows = [asdict(total) for total in trace.totals(spans)]
-        print(json.dumps({"wall_s": trace.wall_s(spans), "totals": rows}, indent=2))
+        print(json.dumps(_as_data(spans), indent=2))
     else:
-        print(trace.report(spans))
+        print(report(spans))
+    return 0
+
+
+def _as_data(spans: Sequence[trace.Span]) -> dict[str, object]:
+    """The report for programs."""
+    found = activities(spans)
+    return {
+        "wall_s": trace.wall_s(spans),
+        "totals": [asdict(total) for total in trace.totals(spans)],
+        "workers": [asdict(one) | {"idle": one.idle} for one in shares(found)] if found else [],
+        "traffic": [asdict(one) for one in traffic(spans)],
+        "improvements": [asdict(one) for one in improvements(found)],
+    }
+
+
+def _compare_traces(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="rlinf-profiler compare", description="What differs between two traces."
+    )
+    parser.add_argument("before", help="a trace file, or a folder of them")
+    parser.add_argument("after", help="another")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    before, after = (figures(trace.load_trace(path)) for path in (options.before, options.after))
+    if options.json:
+        print(json.dumps({"before": before, "after": after}, indent=2))
+    else:
+        print(comparison(before, after))
     return 0

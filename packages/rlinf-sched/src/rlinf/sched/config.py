@@ -15,6 +15,10 @@ TRACE_KINDS = "RLINF_TRACE_KINDS"
 """Comma-separated kinds of events wanted in the trace."""
 
 
+TRACED = ("worker_communication", "flow", "all")
+"""What `rlinf-profiler --trace` may be asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchConfig:
     """How hard to look for a plan.
@@ -80,9 +84,10 @@ def trace_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def trace_kinds() -> frozenset[str]:
-    """The kinds of events that are wanted."""
-    return frozenset(os.environ.get(TRACE_KINDS, "").split(",")) - {""}
+def is_traced(kind: str) -> bool:
+    """Whether a program should record this kind of events: one of `TRACED`."""
+    asked = frozenset(os.environ.get(TRACE_KINDS, "").split(",")) - {""}
+    return trace_folder() is not None and (not asked or bool(asked & {kind, "all"}))
 
 
 def traced_environment(folder: Path, kinds: tuple[str, ...]) -> dict[str, str]:

@@ -1,15 +1,13 @@
-"""Reading Chrome traces that a program wrote, and saying where its time went."""
+"""Reading Chrome traces that a program wrote, adding them up, and putting them into one file."""
 
+import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlinf.sched.errors import TraceError
 from rlinf.sched.profiler import Profiler, Record
-
-SHOWN = 0.0005
-"""Shares of the time below this are left out of a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,9 @@ class Span:
         items: it worked through; 0 where unknown.
         device_type: of those devices; "" where unknown.
         emitted: seconds after the start at which items came out; empty: unknown.
+        process: that it happened in, as the program named it.
+        worker: that did it; "" where unknown.
+        arguments: all that the program said.
     """
 
     name: str
@@ -39,6 +40,9 @@ class Span:
     items: float = 0.0
     device_type: str = ""
     emitted: tuple[float, ...] = ()
+    process: str = ""
+    worker: str = ""
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,38 @@ def load_trace(path: str | Path) -> tuple[Span, ...]:
     Raises:
         TraceError: nothing there, or not a Chrome trace.
     """
-    target = Path(path)
-    files = sorted(target.glob("*.json")) if target.is_dir() else [target]
-    if not files:
-        raise TraceError(f"{target} holds no trace files; the program wrote none")
-    spans = [span for file in files for span in _read(file)]
+    spans = [span for file in _files(path) for span in _spans(_read(file))]
     return tuple(sorted(spans, key=lambda span: span.start))
+
+
+def save_perfetto(path: str | Path, target: str | Path) -> Path:
+    """All that `load_trace` reads, in one gzipped file that Perfetto and chrome://tracing open.
+
+    Raises:
+        TraceError: nothing there, or not a Chrome trace.
+    """
+    processes: dict[str, int] = {}
+    threads: dict[tuple[int, str], int] = {}
+    rows: list[dict[str, object]] = []
+    for file in _files(path):
+        events = _read(file)
+        names = _names(events)
+        for event in events:
+            if event.get("name") in ("process_name", "thread_name"):
+                continue
+            pid, tid = event.get("pid", ""), str(event.get("tid", ""))
+            process = processes.setdefault(names.get(pid) or str(pid), len(processes) + 1)
+            thread = threads.setdefault((process, tid), len(threads) + 1)
+            rows.append({**event, "pid": process, "tid": thread})
+    for name, number in processes.items():
+        about = {"name": name}
+        rows.append({"name": "process_name", "ph": "M", "pid": number, "args": about})
+    for (process, name), number in threads.items():
+        row = {"name": "thread_name", "ph": "M", "pid": process, "tid": number}
+        rows.append({**row, "args": {"name": name}})
+    with gzip.open(target, "wt", encoding="utf-8") as out:
+        json.dump({"traceEvents": rows}, out)
+    return Path(target)
 
 
 def totals(spans: Sequence[Span]) -> tuple[Total, ...]:
@@ -106,24 +136,6 @@ def busy(spans: Sequence[Span]) -> dict[str, float]:
     return found
 
 
-def report(spans: Sequence[Span], rows: int = 20) -> str:
-    """Where the time went, for a person to read."""
-    wall = wall_s(spans)
-    lines = [f"{len(spans)} events over {wall:.3f} s", ""]
-    lines.append(f"{'what':40s} {'count':>7s} {'seconds':>9s} {'of wall':>8s} {'MB':>9s}")
-    for total in totals(spans)[:rows]:
-        label = f"{total.kind}: {total.name}" if total.kind else total.name
-        lines.append(
-            f"{label[:40]:40s} {total.count:7d} {total.seconds:9.3f} "
-            f"{100 * total.share:7.1f}% {total.nbytes / 1e6:9.2f}"
-        )
-    lines += ["", "busy:"]
-    shares = sorted(busy(spans).items(), key=lambda item: -item[1])
-    shown = [(where, share) for where, share in shares if share >= SHOWN][:rows]
-    lines += [f"  {where:38s} {100 * share:5.1f} %" for where, share in shown]
-    return "\n".join(lines)
-
-
 def profiler_of(spans: Sequence[Span]) -> Profiler:
     """A profiler fed with the spans that say how many devices and items they had."""
     profiler = Profiler()
@@ -134,7 +146,16 @@ def profiler_of(spans: Sequence[Span]) -> Profiler:
     return profiler
 
 
-def _read(file: Path) -> Iterable[Span]:
+def _files(path: str | Path) -> list[Path]:
+    target = Path(path)
+    files = sorted(target.glob("*.json")) if target.is_dir() else [target]
+    if not files:
+        raise TraceError(f"{target} holds no trace files; the program wrote none")
+    return files
+
+
+def _read(file: Path) -> list[Mapping[str, object]]:
+    """The events of a file."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as problem:
@@ -144,11 +165,20 @@ def _read(file: Path) -> Iterable[Span]:
     events = data.get("traceEvents") if isinstance(data, Mapping) else data
     if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
         raise TraceError(f"{file} is not a Chrome trace: expected a list of events")
-    names = {
+    return events
+
+
+def _names(events: Iterable[Mapping[str, object]]) -> dict[object, str]:
+    """Names of processes, by their numbers."""
+    return {
         event.get("pid"): str(_mapping(event, "args").get("name", ""))
         for event in events
         if event.get("name") == "process_name"
     }
+
+
+def _spans(events: Sequence[Mapping[str, object]]) -> Iterable[Span]:
+    names = _names(events)
     for event in events:
         if event.get("ph") in ("X", "i", "I"):
             yield _span(event, names)
@@ -157,10 +187,11 @@ def _read(file: Path) -> Iterable[Span]:
 def _span(event: Mapping[str, object], names: Mapping[object, str]) -> Span:
     arguments = _mapping(event, "args")
     pid = event.get("pid", "")
+    process = names.get(pid) or str(pid)
     return Span(
         name=str(event.get("name", "")),
         kind=str(event.get("cat", "")),
-        where=f"{names.get(pid) or pid}/{event.get('tid', '')}",
+        where=f"{process}/{event.get('tid', '')}",
         start=_number(event, "ts") / 1e6,
         seconds=_number(event, "dur") / 1e6,
         nbytes=int(_number(arguments, "nbytes") or _number(arguments, "bytes")),
@@ -168,6 +199,9 @@ def _span(event: Mapping[str, object], names: Mapping[object, str]) -> Span:
         items=_number(arguments, "items"),
         device_type=str(arguments.get("device_type", "")),
         emitted=_numbers(arguments, "emitted"),
+        process=process,
+        worker=str(arguments.get("worker", "")),
+        arguments=arguments,
     )
 
 

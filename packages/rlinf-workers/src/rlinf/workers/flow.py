@@ -249,6 +249,7 @@ class _Open:
             tokens=tokens,
             emitted=tuple(self._emitted),
             idle_s=self._idle_s,
+            devices=len(self._worker.context.devices),
         )
 
     def _now(self) -> float:

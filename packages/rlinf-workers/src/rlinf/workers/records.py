@@ -36,6 +36,7 @@ class ChunkRecord:
         tokens: Sum of `Worker.count_tokens` over the outputs (over the items for the last stage).
         emitted: When each output was committed, one time an output, ascending.
         idle_s: Of `seconds`, time in which it waited for others (`Worker.idle_s`).
+        devices: How many the worker computed on.
     """
 
     worker: str
@@ -56,6 +57,7 @@ class ChunkRecord:
     tokens: int
     emitted: tuple[float, ...]
     idle_s: float = 0.0
+    devices: int = 0
 
     @property
     def group(self) -> str:
@@ -77,7 +79,7 @@ class ChunkRecord:
             if seconds > 0:
                 yield kind, start, seconds
         if self.offload_s > 0:
-            yield "offload", self.end, self.offload_s
+            yield "offload", self.start + self.seconds, self.offload_s
 
 
 @dataclass(frozen=True, slots=True)

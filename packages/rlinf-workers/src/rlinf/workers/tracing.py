@@ -12,12 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlinf.comm import ChromeTraceSink, Endpoint
-from rlinf.sched.config import trace_folder, trace_kinds
+from rlinf.sched.config import is_traced, trace_folder
 from rlinf.workers.records import ChunkRecord, RecordSink
 
 __all__ = ["StageTrace", "traced_communication", "traced_stages"]
 
-COMMUNICATION = {"worker_communication", "all"}
+TOLD = (
+    "worker",
+    "iteration",
+    "devices",
+    "input",
+    "output",
+    "waited_s",
+    "locked_s",
+    "onload_s",
+    "offload_s",
+)
+"""What a span of work says of its record."""
 
 
 class StageTrace:
@@ -30,7 +41,8 @@ class StageTrace:
         """Keep one chunk."""
         shift = time.monotonic() - time.time()
         emitted = [time_ - record.start for time_ in record.emitted]
-        args = {"items": record.items_in, "iteration": record.iteration, "emitted": emitted}
+        args = {key: getattr(record, key) for key in TOLD}
+        args |= {"items": record.items_in, "emitted": emitted}
         for kind, start, seconds in record.parts():
             self._add(record, kind, start + shift, seconds, args if kind == "stage" else {})
 
@@ -60,7 +72,7 @@ class StageTrace:
 def traced_stages(sinks: list[RecordSink]) -> Iterator[None]:
     """Record all chunks until the end, if a trace is wanted; in the process of the controller."""
     folder = trace_folder()
-    if folder is None:
+    if folder is None or not is_traced("flow"):
         yield
         return
     found = StageTrace()
@@ -75,7 +87,7 @@ def traced_stages(sinks: list[RecordSink]) -> Iterator[None]:
 def traced_communication(endpoint: Endpoint) -> Iterator[None]:
     """Record what an endpoint sends and receives until the end, if that is wanted."""
     folder = trace_folder()
-    if folder is None or not trace_kinds() & COMMUNICATION:
+    if folder is None or not is_traced("worker_communication"):
         yield
         return
     sink = ChromeTraceSink(str(endpoint.id))

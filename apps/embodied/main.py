@@ -11,16 +11,22 @@ hatch run embodied launcher=inline          # the same program in one process, f
 
 import sys
 
-from recording import record_episode
+from recording import Films
 from settings import CONFIG, EmbodiedConfig
 
-from rlinf.workers import FlowPlanner, main_guard, wait_all
+from rlinf.workers import Cluster, FlowPlanner, WorkerGroup, main_guard, wait_all
 from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.engines.simulation.lane import find_spaces
 from rlinf.workers.program import described, run_folder
 from rlinf.workers.recovery import Recovery
+from rlinf.workers.roles.simulator import Spaces
 from rlinf.workers.run import Run
-from rlinf.workers.simulation_hosts import PolicyTrainerWorker, SimulatorWorker
+from rlinf.workers.simulation_hosts import (
+    ActorWorker,
+    PolicyTrainerWorker,
+    SimulatorWorker,
+    SteppedSimulatorWorker,
+)
 
 
 def train(config: EmbodiedConfig) -> None:
@@ -36,10 +42,8 @@ def train(config: EmbodiedConfig) -> None:
         trainer = PolicyTrainerWorker.group(
             cluster, spaces, config.trainer_config(), config.make_policy, name="trainer"
         ).launch()
-        settings = config.simulator_config()
-        simulator = SimulatorWorker.group(
-            cluster, world, settings, config.make_policy, "trainer/0", spaces, name="simulator"
-        ).launch()
+        simulator, actor = launch_simulator(cluster, config, spaces)
+        films = Films(cluster, config, spaces, run)
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
         run.say("starting the workers")
         [lanes] = simulator.lanes().result(None)
@@ -56,15 +60,38 @@ def train(config: EmbodiedConfig) -> None:
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
                 [version] = trainer.publish().result(None)
-                loaded = simulator.load_weights(version)
+                loaded = actor.load_weights(version)
                 requests, trajectories = cluster.channels(step, "requests", "trajectories")
                 requests.put_many(config.requests(step, lanes))
                 requests.close()
-                collected = simulator.collect(requests, trajectories)
-                _, _, [report] = wait_all([loaded, collected, trainer.train(trajectories)])
+                if actor is simulator:
+                    acting = [simulator.collect(requests, trajectories)]
+                else:
+                    ring = cluster.ring(step, "shown", "decided")
+                    acting = [simulator.step(requests, trajectories, ring), actor.act(*ring)]
+                *_, [report] = wait_all([loaded, *acting, trainer.train(trajectories)])
                 run.record(step, report.result.metrics())
-        record_episode(simulator, config, run)
+                films.draw(step)
+        films.finish()
         run.finish()
+
+
+def launch_simulator(
+    cluster: Cluster, config: EmbodiedConfig, spaces: Spaces
+) -> tuple[WorkerGroup, WorkerGroup]:
+    """Who has the environments, and who acts in them: the same group, or another one."""
+    world, settings, make = config.env.world, config.simulator_config(), config.make_policy
+    if config.acting == "inside":
+        both = SimulatorWorker.group(
+            cluster, world, settings, make, "trainer/0", spaces, name="simulator"
+        ).launch()
+        return both, both
+    actor = ActorWorker.group(cluster, spaces, make, "trainer/0", name="policy").launch()
+    [outline] = actor.outline().result(None)
+    stepped = SteppedSimulatorWorker.group(
+        cluster, world, settings, outline, spaces, name="simulator"
+    ).launch()
+    return stepped, actor
 
 
 if __name__ == "__main__":

@@ -48,10 +48,11 @@ class EnvConfig:
 
 @dataclass(frozen=True, slots=True)
 class FilmConfig:
-    """The episode that is filmed at the end.
+    """The episode that is filmed at the end, and others before.
 
     Attributes:
-        steps: Pictures, at most; 0: no film.
+        steps: Pictures, at most; 0: no film at the end.
+        every: Iterations after which one more is filmed beside the training; 0: none.
         options: Of the environment, over those of `env.world`.
         variables: Environment variables, over those of `env.world`.
         fps: Pictures a second.
@@ -59,6 +60,7 @@ class FilmConfig:
     """
 
     steps: Natural = 200
+    every: Natural = 0
     options: dict[str, object] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     fps: Count = 25
@@ -72,6 +74,10 @@ class EmbodiedConfig(RunConfig):
     Attributes:
         algorithm: ppo: with the policy's value, over streams of steps. grpo: whole episodes,
             `group` of them from the same beginning.
+        acting: Where the policy acts. inside: in the simulator's worker, a small one in the
+            environments' own processes. apart: in a worker of its own; a plan lets it take turns
+            with the simulator, or gives both devices of their own and lets two groups of
+            environments alternate between them.
         steps: Iterations.
         horizon: Decisions of each environment in one of them.
         group: Episodes that begin alike, with grpo.
@@ -79,6 +85,7 @@ class EmbodiedConfig(RunConfig):
 
     env: EnvConfig = field(default_factory=EnvConfig)
     algorithm: Literal["ppo", "grpo"] = "ppo"
+    acting: Literal["inside", "apart"] = "inside"
     steps: Count = 50
     horizon: Count = 128
     group: Count = 8

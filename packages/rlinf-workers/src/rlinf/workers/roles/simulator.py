@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rlinf.workers.roles.residency import Residency
 
 __all__ = [
+    "Acted",
     "Actor",
     "CollectRequest",
     "Decision",
@@ -24,6 +25,7 @@ __all__ = [
     "Field",
     "Observation",
     "Outcome",
+    "Shown",
     "SimulatorEngine",
     "Spaces",
     "Trajectory",
@@ -244,6 +246,43 @@ class Trajectory:
     def token_count(self) -> int:
         """Actions that were carried out: what the records of stages count."""
         return int(self.steps.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """What the environments of a lane show, on its way to a policy elsewhere.
+
+    Attributes:
+        request: Under way there.
+        t: Which of its decisions is to be made.
+        observations: By name, [E, ...].
+        noise: float32 [E, noise_size], for the draw; None: the likeliest choices.
+    """
+
+    request: CollectRequest
+    t: int
+    observations: Observation
+    noise: FloatArray | None
+
+    @property
+    def token_count(self) -> int:
+        """Decisions to be made."""
+        return len(next(iter(self.observations.values())))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Acted:
+    """The answer to a `Shown`: the decision, and the version of the weights that made it."""
+
+    request: CollectRequest
+    t: int
+    decision: Decision
+    version: int
+
+    @property
+    def token_count(self) -> int:
+        """Decisions."""
+        return len(self.decision.logprobs)
 
 
 @runtime_checkable

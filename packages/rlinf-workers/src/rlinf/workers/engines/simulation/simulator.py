@@ -17,18 +17,19 @@ from rlinf.workers.engines.simulation.fleet import Fleet, SimulatorStatistics, r
 from rlinf.workers.engines.simulation.lane import Lane
 from rlinf.workers.engines.simulation.process import ACT, BEGIN, STEP
 from rlinf.workers.engines.simulation.seeds import draw_noise
-from rlinf.workers.roles.simulator import CollectRequest, Trajectory
+from rlinf.workers.roles.simulator import CollectRequest, Decision, Observation, Trajectory
 
-__all__ = ["ProcessSimulator"]
+__all__ = ["Job", "ProcessSimulator"]
 
 
 @dataclass(slots=True)
-class _Job:
+class Job:
     """A request that is being carried out; `t` is the decision under way, -1 before the first."""
 
     index: int
     request: CollectRequest
     lane: Lane
+    version: int
     t: int = -1
     begun: bool = False
 
@@ -43,7 +44,8 @@ class ProcessSimulator(Fleet):
             ValueError: Two requests for a lane, an unknown lane, or more steps than there is room.
             EnvironmentLost: A lane's process was lost again and again.
         """
-        jobs = self._jobs(requests)
+        self._check(requests)
+        jobs = [self._job(index, request) for index, request in enumerate(requests)]
         self._pin()
         self._load()
         for job in jobs:
@@ -61,7 +63,8 @@ class ProcessSimulator(Fleet):
                     jobs.remove(job)
                     yield job.index, done
 
-    def _jobs(self, requests: Sequence[CollectRequest]) -> list[_Job]:
+    def _check(self, requests: Sequence[CollectRequest]) -> None:
+        """Raise `ValueError` where they cannot be carried out side by side."""
         seen = [request.lane for request in requests]
         if len(set(seen)) < len(seen) or not set(seen) <= set(range(self.lanes)):
             raise ValueError(f"lanes {seen} were asked for: each of 0 to {self.lanes - 1} once")
@@ -71,9 +74,11 @@ class ProcessSimulator(Fleet):
                 raise ValueError(
                     f"{request}: at most {self._config.steps} steps, and no seeds or {size}"
                 )
-        return [_Job(i, r, self._lanes[r.lane]) for i, r in enumerate(requests)]
 
-    def _advance(self, job: _Job) -> Trajectory | None:
+    def _job(self, index: int, request: CollectRequest) -> Job:
+        return Job(index, request, self._lanes[request.lane], self.version)
+
+    def _advance(self, job: Job) -> Trajectory | None:
         """Go on after what has come from a lane; its trajectory at the end."""
         if not job.lane.answer():
             return self._lost(job, stuck=False)
@@ -82,15 +87,19 @@ class ProcessSimulator(Fleet):
         elif job.t < 0 and self._light:
             job.lane.tell(ACT, job.request.steps)
             job.t = job.request.steps - 1
+        elif self._is_over(job):
+            return self._finish(job)
         else:
-            job.t += 1
-            if job.t == job.request.steps or self._memory["resting"][job.lane.own].all():
-                return self._finish(job)
             self._act(job)
             job.lane.tell(STEP, job.t)
         return None
 
-    def _begin(self, job: _Job) -> None:
+    def _is_over(self, job: Job) -> bool:
+        """Whether there is no further decision to be made; else `job.t` is that one."""
+        job.t += 1
+        return job.t == job.request.steps or bool(self._memory["resting"][job.lane.own].all())
+
+    def _begin(self, job: Job) -> None:
         memory, own, request = self._memory, job.lane.own, job.request
         actor = self._actor
         assert actor is not None, "a simulator without an actor cannot collect"
@@ -107,21 +116,27 @@ class ProcessSimulator(Fleet):
         job.begun = True
         job.lane.tell(BEGIN)
 
-    def _act(self, job: _Job) -> None:
-        memory, own, t = self._memory, job.lane.own, job.t
+    def _act(self, job: Job) -> None:
         assert self._actor is not None
-        shown = {name: array[t, own] for name, array in memory.shown.items()}
-        noise = None if job.request.greedy else memory["noise"][t, own]
-        decision = self._actor.act(shown, noise)
+        noise = None if job.request.greedy else self._memory["noise"][job.t, job.lane.own]
+        self._write(job, self._actor.act(self._seen(job), noise))
+
+    def _seen(self, job: Job) -> Observation:
+        """What the environments of its lane show now."""
+        shown = self._memory.shown.items()
+        return {name: array[job.t, job.lane.own] for name, array in shown}
+
+    def _write(self, job: Job, decision: Decision) -> None:
+        memory, own, t = self._memory, job.lane.own, job.t
         memory["choices"][t, own] = decision.choices
         memory["actions"][t, own] = decision.actions
         memory["logprobs"][t, own] = decision.logprobs
 
-    def _finish(self, job: _Job) -> Trajectory:
+    def _finish(self, job: Job) -> Trajectory:
         job.lane.failures = 0
         return self._cut(job, lost=False)
 
-    def _lost(self, job: _Job, *, stuck: bool) -> Trajectory | None:
+    def _lost(self, job: Job, *, stuck: bool) -> Trajectory | None:
         """Replace the process. What it had completed is the trajectory; None: nothing had begun."""
         acting = job.begun and (job.t >= 0 or not (self._memory["begin"][job.lane.own] >= 0).any())
         lost = self._cut(job, lost=True) if acting else None
@@ -129,8 +144,8 @@ class ProcessSimulator(Fleet):
         job.begun, job.t = False, -1
         return lost
 
-    def _cut(self, job: _Job, *, lost: bool) -> Trajectory:
-        done = cut_trajectory(self._memory, job.lane.own, job.request, self.version, lost)
+    def _cut(self, job: Job, *, lost: bool) -> Trajectory:
+        done = cut_trajectory(self._memory, job.lane.own, job.request, job.version, lost)
         ended = [episode for episode in done.episodes if not episode.lost]
         self._count(
             SimulatorStatistics(

@@ -9,7 +9,7 @@ def test_a_message_larger_than_the_window_goes_when_nothing_else_is_out():
     window = Window(1000)
     assert window.take(5000)
     assert not window.take(0)
-    window.give(5000 + LETTER_BYTES)
+    window.given += 5000 + LETTER_BYTES
     assert window.take(900)
 
 
@@ -26,6 +26,6 @@ def test_a_sender_never_waits_for_credit_that_does_not_come(seed):
             continue
         if to_send:
             there.eager = True
-            here.give(there.collect())
+            here.given += there.collect()
         if queued and there.consume(queued.pop(0)):
-            here.give(there.collect())
+            here.given += there.collect()

@@ -14,8 +14,8 @@ from rlinf.comm.device import Device
 from rlinf.comm.errors import CommError, EndpointClosed, ForkedProcess
 from rlinf.comm.events import Closing, Sink
 from rlinf.comm.fork import guard
-from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
-from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
+from rlinf.comm.frame import MESSAGE, Outgoing
+from rlinf.comm.handle import DEFAULT, Default, Handle, TimeoutLike
 from rlinf.comm.host import host_id
 from rlinf.comm.interior import Interior
 from rlinf.comm.into import fill
@@ -25,6 +25,7 @@ from rlinf.comm.many import Many
 from rlinf.comm.peers import Peer, lost_error
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
+from rlinf.comm.transports.stream import TAKE_S
 from rlinf.comm.transports.tcp import host_towards
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,9 @@ class Endpoint:
         self._exchange = self._in.exchange
         self._mailbox = self._exchange.mailbox
         self._outbox = self._in.manager.outbox
+        self._sinks = self._exchange.ledger.sinks
         self._patience = self._in.patience
+        self._timeout_s = config.connection_timeout_s
         self.registry = self._in.registry
         if sink is not None:
             self._exchange.ledger.sinks.append(sink)
@@ -127,7 +130,8 @@ class Endpoint:
         peer = self._known.get(to) or self._peer(to)
         flags, header, buffers = self._exchange.encode(obj)
         if not buffers and self._outbox.try_small(peer, tag, flags, header):
-            self._exchange.ledger.sent(peer, MESSAGE, tag, len(header))
+            if self._sinks:
+                self._exchange.ledger.tell_sent(peer, MESSAGE, tag, len(header))
             return
         frame = Outgoing(MESSAGE, header, buffers, tag=tag)
         frame.flags = flags
@@ -150,6 +154,7 @@ class Endpoint:
             return done
         frame.own()
         handle = self._post(frame, peer, "isend to")
+        self._exchange.ledger.sent(peer, MESSAGE, tag, frame.nbytes)
         self._patience.expire(handle, timeout, peer)
         return handle
 
@@ -177,6 +182,7 @@ class Endpoint:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 self._patience.wait(handle, left, peer)
+                self._exchange.ledger.sent(peer, MESSAGE, tag, packed.nbytes)
             except CommError as error:
                 failed.append(error)
         if failed:
@@ -201,20 +207,26 @@ class Endpoint:
             CodecError: What came cannot be decoded.
             MessageMismatch: It has another dtype, shape or structure than `out`; it is lost.
         """
-        obj, sender = self.recv_from(source, tag=tag, timeout=timeout)
+        begun = time.monotonic()
+        limit = self._timeout_s if isinstance(timeout, Default) else timeout
+        deadline = None if limit is None else begun + limit
+        peer = self._known.get(source)
+        if peer is not None and peer.link is not None and (limit is None or limit > TAKE_S):
+            link = peer.link
+            letter = link.take(tag, self._exchange, deadline)
+            if letter is not None:
+                obj = self._exchange.open(letter, peer, link.window)
+                return obj if out is None else fill(out, obj, peer.id)
+        obj, sender = self._receive(source, tag, timeout, begun)
         return obj if out is None else fill(out, obj, sender)
 
     def recv_from(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
     ) -> tuple[Any, WorkerId]:
         """Like `recv`, but returns (object, who sent it)."""
-        if self._refusal is not None:
-            raise self._refusal
-        peer = None if isinstance(source, Any_) else self._known.get(source) or self._peer(source)
-        letter = self._mailbox.take(ANY if peer is None else peer.id, tag)
-        if letter is None:
-            return self._wait_for(peer, tag, timeout)
-        return self._exchange.open(letter), letter.source
+        if not isinstance(source, Any_):
+            return self.recv(source, tag=tag, timeout=timeout), WorkerId.parse(source)
+        return self._receive(source, tag, timeout, time.monotonic())
 
     def irecv(
         self, source: str | WorkerId | Any_ = ANY, *, tag: int = 0, timeout: TimeoutLike = DEFAULT
@@ -266,16 +278,14 @@ class Endpoint:
 
     def statistics(self) -> EndpointStatistics:
         """What was sent and received, and which transport leads to whom."""
-        counters = self._exchange.ledger.counters
-        me = self.id
-        links = {str(p.id): p.link.transport for p in self._in.peers.all() if p.link and p.id != me}
+        me, peers = self.id, self._in.peers.all()
         return EndpointStatistics(
-            counters.sent,
-            counters.sent_bytes,
-            counters.received,
-            counters.received_bytes,
-            self._exchange.mailbox.nbytes,
-            links,
+            sum(peer.sent for peer in peers),
+            sum(peer.sent_bytes for peer in peers),
+            sum(peer.received for peer in peers),
+            sum(peer.received_bytes for peer in peers),
+            self._mailbox.nbytes,
+            {str(p.id): p.link.transport for p in peers if p.link and p.id != me},
         )
 
     def close(self) -> None:
@@ -320,34 +330,31 @@ class Endpoint:
             known = self._known[who] = self._in.peers.get(WorkerId.parse(who))
         return known
 
-    def _send(self, frame: Outgoing, peer: Peer, timeout: TimeoutLike) -> None:
+    def _send(self, frame: Outgoing, peer: Peer, timeout: TimeoutLike, count: int = 1) -> None:
         link = peer.link
         copied = frame.nbytes <= SMALL_BYTES or (link is not None and link.copies)
-        if copied and self._outbox.try_post(peer, frame):
-            self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
-            return
-        self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+        if not (copied and self._outbox.try_post(peer, frame)):
+            self._patience.wait(self._post(frame, peer, "send to"), timeout, peer)
+        self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes, count)
 
     def _post(self, frame: Outgoing, peer: Peer, what: str) -> Handle[None]:
         handle: Handle[None] = self._patience.handle(f"{what} {peer.name} ({frame.nbytes} bytes)")
         frame.cares = handle
         frame.done = handle
         self._outbox.post(peer, frame)
-        self._exchange.ledger.sent(peer, MESSAGE, frame.tag, frame.nbytes)
         return handle
 
-    def _wait_for(self, peer: Peer | None, tag: int, timeout: TimeoutLike) -> tuple[Any, WorkerId]:
-        """Receive what has not come yet: read the sockets, and only then get in line."""
-        begun = time.monotonic()
+    def _receive(
+        self, source: str | WorkerId | Any_, tag: int, timeout: TimeoutLike, begun: float
+    ) -> tuple[Any, WorkerId]:
+        """Receive by way of the mailbox, waiting for whatever comes to this endpoint."""
+        self._check()
+        peer = None if isinstance(source, Any_) else self._peer(source)
         link = None if peer is None else peer.link
-        if (peer is None or link is not None) and self._loop.lead():
-            try:
-                letter = self._read_for(peer, tag, self._patience.limit(timeout))
-            finally:
-                self._loop.retire()
-            if letter is not None:
-                return self._exchange.open(letter), letter.source
-            self._check()
+        letter = self._mailbox.take(ANY if peer is None else peer.id, tag)
+        if letter is not None:
+            sender = self._peer(letter.source)
+            return self._exchange.open(letter, sender, letter.window), sender.id
         wish = self._ask(peer, tag, named=True)
         if peer is not None and link is not None and peer.link is None and peer.down is not None:
             down = peer.down
@@ -359,20 +366,6 @@ class Endpoint:
                 wish.cancel()
         received: tuple[Any, WorkerId] = wish.result(0.0)
         return received
-
-    def _read_for(self, peer: Peer | None, tag: int, limit: float | None) -> Incoming | None:
-        """Poll once, with the lead, and take what comes; None where it was something else."""
-        letter = self._mailbox.hope(ANY if peer is None else peer.id, tag)
-        if letter is not None:
-            return letter
-        if limit is None:
-            log.info("waiting without a deadline for: %s", _receiving(peer, tag))
-        try:
-            self._loop.turn(limit)
-        except BaseException:  # a signal
-            self._mailbox.despair()
-            raise
-        return self._mailbox.answer()
 
     def _ask(self, peer: Peer | None, tag: int, *, named: bool) -> Wish:
         who = ANY if peer is None else peer.id

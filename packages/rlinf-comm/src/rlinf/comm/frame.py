@@ -41,6 +41,9 @@ SHORT = 16  # the header refers to a structure that was sent before on this conn
 MANY = 8  # the header is a bundle of messages, each RAW or each a header
 PRIVATE = 2  # the receiver holds much of the sender's pool: it should copy at once
 
+LONE = RAW | SHORT
+"""What flags a frame may have that is one message and nothing else."""
+
 PREFIX = struct.Struct("<BBHIIIqQQ")
 INLINE = struct.Struct("<Q")
 PLACED = struct.Struct("<QQQQ")  # segment (0: inline), offset, length, lease

@@ -1,8 +1,8 @@
 """Ledger: what an endpoint has sent and received, and who wants to hear of it."""
 
 import logging
+import threading
 import time
-from dataclasses import dataclass
 
 from rlinf.comm.address import WorkerId
 from rlinf.comm.events import Event, Received, Sent, Sink
@@ -12,28 +12,21 @@ from rlinf.comm.peers import Peer
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since the endpoint was made."""
-
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
-
-
 class Ledger:
     """See the module.
 
+    Args:
+        me: Whose.
+        lock: Guards what is counted as sent.
+
     Attributes:
-        counters: Totals.
         sinks: Are told of every event.
     """
 
-    def __init__(self, me: WorkerId) -> None:
-        self.counters = Counters()
+    def __init__(self, me: WorkerId, lock: threading.RLock) -> None:
         self.sinks: list[Sink] = []
         self._me = me
+        self._lock = lock
 
     def emit(self, event: Event) -> None:
         """Tell the sinks; one that raises is reported and does not stop the others."""
@@ -43,19 +36,22 @@ class Ledger:
             except Exception:
                 log.exception("%s: sink %r raised", self._me, sink)
 
-    def sent(self, to: Peer, kind: int, tag: int, nbytes: int) -> None:
-        """Note a frame that was handed over."""
-        self.counters.sent += 1
-        self.counters.sent_bytes += nbytes
-        to.sent_bytes += nbytes
+    def sent(self, to: Peer, kind: int, tag: int, nbytes: int, count: int = 1) -> None:
+        """Note a frame that was handed over, of so many messages."""
+        with self._lock:
+            to.sent += count
+            to.sent_bytes += nbytes
         if self.sinks:
-            self.emit(Sent(to.id, 0, time.monotonic(), NAMES[kind], tag, nbytes))
+            self.tell_sent(to, kind, tag, nbytes)
+
+    def tell_sent(self, to: Peer, kind: int, tag: int, nbytes: int) -> None:
+        """The same, of what was counted already."""
+        self.emit(Sent(to.id, 0, time.monotonic(), NAMES[kind], tag, nbytes))
 
     def received(self, source: Peer, epoch: int, frame: Incoming) -> None:
         """Note a frame that has come."""
-        self.counters.received += 1
-        self.counters.received_bytes += frame.nbytes
-        source.received_bytes += frame.nbytes
+        source.reported += len(frame.rest) if frame.rest else 1
+        source.reported_bytes += frame.nbytes
         if self.sinks:
             at, what = time.monotonic(), NAMES[frame.kind]
             self.emit(Received(source.id, epoch, at, what, frame.tag, frame.nbytes))

@@ -60,9 +60,6 @@ class Mailbox:
         self._order = itertools.count()
         self._letters: dict[int, dict[WorkerId, deque[Incoming]]] = {}
         self._wishes: dict[int, deque[Wish]] = {}
-        self._hope: Source | None = None
-        self._hoped_tag = 0
-        self._answer: Incoming | None = None
         self.nbytes = 0
 
     def deliver(self, letter: Incoming) -> None:
@@ -71,17 +68,19 @@ class Mailbox:
         while True:
             with self._lock:
                 wish = self._matching(letter) if self._wishes else None
-                if wish is None and not self._is_hoped_for(letter):
+                if wish is None:
                     self._keep(letter, one)
                     return
                 if one is None:
                     one = letter.split()
-                if wish is None:
-                    self._hope, self._answer = None, one
-            if wish is None or self._fulfil(wish, one):
+            if self._fulfil(wish, one):
                 if not letter.rest:
                     return
                 one = None
+
+    def is_free(self, tag: int) -> bool:
+        """Whether there is neither a letter of this tag nor a wish for one."""
+        return tag not in self._letters and tag not in self._wishes
 
     def take(self, source: Source, tag: int) -> Incoming | None:
         """The oldest letter there is for this source and tag, if any."""
@@ -106,28 +105,6 @@ class Mailbox:
             queue.appendleft(letter)
             self.nbytes += letter.nbytes
 
-    def hope(self, source: Source, tag: int) -> Incoming | None:
-        """The same; and the next one that comes, if no wish takes it, is kept for `answer`.
-
-        For the thread that dispatches, about to look for it: there is one at a time.
-        """
-        with self._lock:
-            letter = self._take(source, tag) if self._letters else None
-            if letter is None:
-                self._hope, self._hoped_tag = source, tag
-            return letter
-
-    def answer(self) -> Incoming | None:
-        """What has come of the last `hope`."""
-        letter, self._hope, self._answer = self._answer, None, None
-        return letter
-
-    def despair(self) -> None:
-        """Nobody will ask for the `answer`."""
-        letter = self.answer()
-        if letter is not None:
-            self.put_back(letter)
-
     def wish(self, tag: int, wish: Wish) -> Incoming | None:
         """A letter that is there already, else None: the wish is kept for one that comes."""
         with self._lock:
@@ -149,12 +126,6 @@ class Mailbox:
                 for wish in wishes
                 if source is None or wish.source == source
             ]
-
-    def _is_hoped_for(self, letter: Incoming) -> bool:
-        hope = self._hope
-        if hope is None or self._hoped_tag != letter.tag:
-            return False
-        return hope is letter.source or hope is ANY
 
     def _matching(self, letter: Incoming) -> Wish | None:
         """Under the lock. Wishes whose handle is done (withdrawn, expired) are dropped."""

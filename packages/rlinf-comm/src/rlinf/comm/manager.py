@@ -207,8 +207,8 @@ class ConnectionManager:
 
     def _attach(self, peer: Peer, link: Link, epoch: int) -> None:
         link.peer, link.epoch, link.state = peer.id, epoch, peer
-        peer.window = Window(self._outfit.window_bytes)
-        link.credits(peer.window.collect)
+        peer.begin(Window(self._outfit.window_bytes))
+        link.bind(peer.window)
         peer.link = link
         peer.down = None
         peer.asked = False
@@ -243,11 +243,11 @@ class ConnectionManager:
         """Close the connections nobody has used since the last call."""
         with self._peers.lock:
             for peer in self._peers.all():
-                used, peer.used = peer.used, 0
+                seen, peer.seen = peer.seen, peer.sent + peer.received
                 link = peer.link
-                if link is None or used or peer.waiting or link.queued() or peer.id == self.me.id:
+                if link is None or peer.waiting or link.queued() or peer.id == self.me.id:
                     continue
-                if not is_needed(peer.id):
+                if seen == peer.seen and not is_needed(peer.id):
                     self.retire(peer, link)
         self._peers.deferred.run()
 

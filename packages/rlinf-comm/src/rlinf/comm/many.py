@@ -123,5 +123,4 @@ class Many:
         one._check()
         frame = small(tag, flags | MANY, tie(group))
         frame.nbytes = sum(map(len, group)) + (len(group) - 1) * LETTER_BYTES
-        one._send(frame, one._peer(to), timeout)
-        one._exchange.ledger.counters.sent += len(group) - 1
+        one._send(frame, one._peer(to), timeout, len(group))

@@ -29,11 +29,14 @@ class Outbox:
         link = peer.link
         if link is None:
             return False
+        nbytes = len(header)
         with self._lock:
-            if peer.waiting or not peer.window.take(len(header)):
+            if peer.waiting or not peer.window.take(nbytes):
                 return False
-            peer.used += 1
             sent = link.send_small(tag, flags, header)
+            if sent:
+                peer.sent += 1
+                peer.sent_bytes += nbytes
         if self._deferred.actions:
             self._deferred.run()
         return sent
@@ -97,7 +100,7 @@ class Outbox:
         if link is None:
             return
         kept: deque[Outgoing] = deque()
-        blocked = False
+        blocked = peer.window.refused = False
         while peer.waiting:
             frame = peer.waiting.popleft()
             if frame.cares is not None and frame.cares.done():
@@ -141,7 +144,6 @@ class Outbox:
             return False  # staged before, as a rule; unless the link has only just come up
         if frame.kind == MESSAGE and (peer.waiting or not peer.window.take(frame.nbytes)):
             return False
-        peer.used += 1
         return link.send(frame)
 
     def _stage(self, link: Link, frame: Outgoing) -> bool:

@@ -26,11 +26,12 @@ class Peer:
         window: Of the current connection.
         record: What the registry last said of it.
         because: Why the connection goes over what it goes over.
-        sent_bytes, received_bytes: Payload to and from it.
+        sent, sent_bytes: Payload to it; guarded by the lock.
+        reported, reported_bytes: Payload from it, but for what went past the mailbox.
         said: That reason, once it is in the log.
         tried: Transports that did not connect.
         asked: Whether it was asked for credit.
-        used: Counts payload, for the idle close.
+        seen: How much payload there had been when it was last looked whether it is idle.
         down: How its last connection ended, if it has none now.
         told: The incarnation whose loss a receive was told of.
     """
@@ -43,14 +44,16 @@ class Peer:
         "link",
         "machine",
         "name",
-        "received_bytes",
         "receiving",
         "record",
+        "reported",
+        "reported_bytes",
         "said",
+        "seen",
+        "sent",
         "sent_bytes",
         "told",
         "tried",
-        "used",
         "waiting",
         "window",
     )
@@ -66,13 +69,28 @@ class Peer:
         self.record: WorkerRecord | None = None
         self.because = ""
         self.said = ""
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self.sent = self.sent_bytes = 0
+        self.reported = self.reported_bytes = 0
         self.tried: set[str] = set()
         self.asked = False
-        self.used = 0
+        self.seen = 0
         self.down: Down | None = None
         self.told = 0
+
+    @property
+    def received(self) -> int:
+        """Messages, requests and replies from it."""
+        return self.reported + self.window.taken
+
+    @property
+    def received_bytes(self) -> int:
+        """Their size."""
+        return self.reported_bytes + self.window.taken_bytes
+
+    def begin(self, window: Window) -> None:
+        """A new connection, with a window of its own."""
+        self.reported, self.reported_bytes = self.received, self.received_bytes
+        self.window = window
 
     def epoch(self) -> int:
         """The newest incarnation heard of."""

@@ -14,11 +14,16 @@ Ready = Callable[[int], None]
 
 
 class Poller:
-    """Level-triggered readiness: epoll where there is one, else what `selectors` finds."""
+    """Level-triggered readiness: epoll where there is one, else what `selectors` finds.
+
+    Attributes:
+        pauses: Whether a descriptor may be registered with nothing to look for.
+    """
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Ready] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self.pauses = self._epoll is not None
         self._selector = None if self._epoll else selectors.DefaultSelector()
         if hasattr(os, "eventfd"):
             self._wake_in = self._wake_out = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -36,7 +41,7 @@ class Poller:
             self._selector.register(fd, selectors.EVENT_READ)
 
     def modify(self, fd: int, flags: int) -> None:
-        """Ask for READ, WRITE or both from now on."""
+        """Ask for READ, WRITE, both, or nothing (where it `pauses`) from now on."""
         if self._epoll:
             self._epoll.modify(fd, flags)
         elif self._selector:

@@ -58,6 +58,9 @@ class Loop:
 
     Attributes:
         poller: Whom to tell of descriptors.
+        leader: Which thread dispatches.
+        apart: What to call before a thread waits here, for links that are read by others: they
+            are to be polled again.
         busy: Callbacks that report what was read already, at work now. The poller would not say
             that there is more, so a wait from within runs them again before it polls.
     """
@@ -66,7 +69,8 @@ class Loop:
         self.poller = Poller()
         self._timers = Timers()
         self._mutex = threading.Lock()
-        self._leader = NOBODY
+        self.leader = NOBODY
+        self.apart: set[Callable[[], object]] = set()
         self._followers: deque[_Gate] = deque()
         self._posted: deque[Callable[[], None]] = deque()
         self.busy: list[Callable[[], None]] = []
@@ -109,14 +113,16 @@ class Loop:
 
     def is_dispatching(self) -> bool:
         """Whether the calling thread is the one that runs callbacks just now."""
-        return self._leader == threading.get_ident()
+        return self.leader == threading.get_ident()
 
     # -- waiting -------------------------------------------------------------------------------
 
     def drive(self, handle: Handle[Any], deadline: float | None) -> None:
         """Make progress until the handle is done or the deadline has come."""
         me = threading.get_ident()
-        if self._leader == me:
+        for look in tuple(self.apart):
+            look()
+        if self.leader == me:
             for action in tuple(self.busy):
                 action()
             self._lead(handle, deadline)
@@ -124,13 +130,13 @@ class Loop:
         while not handle.done() and not _passed(deadline):
             gate: _Gate | None = None
             with self._mutex:
-                if self._leader == NOBODY and not self._closed:
-                    self._leader = me
+                if self.leader == NOBODY and not self._closed:
+                    self.leader = me
                     self._turns += 1
                 else:
                     gate = _Gate()
                     self._followers.append(gate)
-                    if self._leader == self._thread.ident:
+                    if self.leader == self._thread.ident:
                         self.wake()
             if gate is not None:
                 self._follow(gate, handle, deadline)
@@ -139,19 +145,6 @@ class Loop:
                 self._lead(handle, deadline)
             finally:
                 self.retire()
-
-    def lead(self) -> bool:
-        """Take the lead if nobody has it; then `turn`, any number of times, and `retire`.
-
-        While this thread leads, nobody else dispatches, so that nothing comes unseen.
-        """
-        me = threading.get_ident()
-        with self._mutex:
-            if self._leader != NOBODY or self._closed:
-                return False
-            self._leader = me
-            self._turns += 1
-        return True
 
     def turn(self, seconds: float | None) -> None:
         """Poll once, up to so many seconds (None: for ever), and run what there is to run."""
@@ -181,7 +174,7 @@ class Loop:
     def retire(self) -> None:
         """Give up the lead."""
         with self._mutex:
-            self._leader = NOBODY
+            self.leader = NOBODY
             self._turns += 1
             if self._followers or self._parked:
                 self._promote()
@@ -194,7 +187,7 @@ class Loop:
         with self._mutex:
             if gate in self._followers:
                 self._followers.remove(gate)
-            elif self._leader == NOBODY and (handle.done() or _passed(deadline)):
+            elif self.leader == NOBODY and (handle.done() or _passed(deadline)):
                 self._promote()  # chosen to lead, but with nothing left to wait for
 
     def _lead(self, handle: Handle[Any], deadline: float | None) -> None:
@@ -207,7 +200,7 @@ class Loop:
             self.turn(left)
 
     def _wake_if_elsewhere(self) -> None:
-        if threading.get_ident() != self._leader:
+        if threading.get_ident() != self.leader:
             self.wake()
 
     def _promote(self) -> None:
@@ -227,11 +220,11 @@ class Loop:
             with self._mutex:
                 calm = self._turns == seen
                 seen = self._turns
-                leading = calm and self._leader == NOBODY and not self._followers
+                leading = calm and self.leader == NOBODY and not self._followers
                 quiet = quiet + 1 if calm and not leading else 0
                 if leading:
-                    self._leader = me
-                elif quiet > QUIET_ROUNDS and self._leader != NOBODY:
+                    self.leader = me
+                elif quiet > QUIET_ROUNDS and self.leader != NOBODY:
                     self._parked = True
             if leading:
                 try:
@@ -282,7 +275,7 @@ class Loop:
 
     def _shut(self) -> None:
         with self._mutex:
-            if self._leader == NOBODY and not self._shut_down:
+            if self.leader == NOBODY and not self._shut_down:
                 self._shut_down = True
                 self.poller.close()
 

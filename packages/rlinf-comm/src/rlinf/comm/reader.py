@@ -9,6 +9,8 @@ from rlinf.comm.frame import (
     CHUNK,
     CHUNKED,
     INLINE,
+    LONE,
+    MESSAGE,
     PLACED,
     PREFIX,
     REFUSE,
@@ -134,6 +136,27 @@ class Reader:
         elif self._body is not None:
             self._body.filled(count)
             self._left -= count
+
+    def message(self, tag: int) -> tuple[int, int, bytes] | None:
+        """Credit, flags and header, if a message of this tag is next that is small and whole.
+
+        None: `next` knows what it is.
+
+        Raises:
+            CodecError: As `next`.
+        """
+        begin = self.pos + PREFIX.size
+        if begin > self.end or self._prefix is not None or not self._quick:
+            return None
+        kind, flags, service, size, count, _, of, _, credit = PREFIX.unpack_from(
+            self._scratch, self.pos
+        )
+        end = begin + size
+        if kind != MESSAGE or of != tag or count or service or flags & ~LONE or end > self.end:
+            return None
+        self.pos = end
+        header = self._scratch[begin:end].tobytes()
+        return credit, flags, self._restore(header) if flags & SHORT else header
 
     def next(self) -> Incoming | None:
         """The next whole frame, or None until more is read.

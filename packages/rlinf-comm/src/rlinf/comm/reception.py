@@ -47,12 +47,7 @@ class Reception:
         if not isinstance(peer, Peer):
             self.greeter.frame(link, frame)
             return
-        if frame.credit:
-            peer.window.give(frame.credit)
-            if peer.waiting:
-                self._go_on(peer)
         if frame.kind in PAYLOAD:
-            peer.used += 1
             self._upward.payload(link, peer, frame)
         elif frame.kind == WANT:
             peer.window.eager = True
@@ -61,6 +56,14 @@ class Reception:
             link.clean = True
         elif frame.kind == IDLE:
             self._idle(peer, link)
+
+    def on_credit(self, link: Link) -> None:
+        """What waited for the peer to receive something may go on."""
+        peer = link.state
+        if isinstance(peer, Peer) and peer.link is link:
+            with self._peers.lock:
+                self._manager.outbox.flush(peer)
+            self._peers.deferred.run()
 
     def on_room(self) -> None:
         """What waited for room in a transport's memory may go on."""
@@ -85,11 +88,6 @@ class Reception:
         for frame in unsent:
             if frame.cares is not None:
                 frame.cares.set_error(error)
-
-    def _go_on(self, peer: Peer) -> None:
-        with self._peers.lock:
-            self._manager.outbox.flush(peer)
-        self._peers.deferred.run()
 
     def _idle(self, peer: Peer, link: Link) -> None:
         """The peer sends no more on this link: answer in kind, then whoever hears last closes."""

@@ -17,6 +17,7 @@ from rlinf.comm.device import Device
 from rlinf.comm.errors import CommError
 from rlinf.comm.frame import MESSAGE, Incoming, Outgoing
 from rlinf.comm.progress import Loop
+from rlinf.comm.window import Window
 
 _numbers = itertools.count(1)
 
@@ -33,11 +34,24 @@ class LinkOwner(Protocol):
     def on_frame(self, link: "Link", frame: Incoming) -> None:
         """A frame has arrived whole."""
 
+    def on_credit(self, link: "Link") -> None:
+        """The peer has received something, and messages wait for that."""
+
     def on_room(self) -> None:
         """There is room again for what a transport could not `stage`."""
 
     def on_lost(self, link: "Link", reason: str) -> None:
         """The link is gone; all that came before was reported. Called once."""
+
+
+class Desk(Protocol):
+    """Whom a thread receives for that reads a link itself."""
+
+    def is_free(self, tag: int) -> bool:
+        """Whether nothing of this tag has come before, and nobody has asked for it before."""
+
+    def first(self, link: "Link", frame: Incoming) -> Incoming:
+        """The first message of a frame; others are kept for the next receives."""
 
 
 class Link(ABC):
@@ -52,6 +66,7 @@ class Link(ABC):
         epoch: The incarnation of the peer; set by the handshake.
         authenticated: Whether the handshake is done.
         state: What its owner remembers of it.
+        window: What was sent and not received yet; `bind` sets it.
         clean: Whether the peer has said goodbye.
         failure: What is wrong with the peer, where dialling it again is of no use.
         unsent: Frames that had not left whole when the link was lost.
@@ -68,6 +83,7 @@ class Link(ABC):
         self.epoch = 0
         self.authenticated = False
         self.state: object = None
+        self.window = Window(0)
         self.clean = False
         self.failure: CommError | None = None
         self.unsent: list[Outgoing] = []
@@ -76,9 +92,17 @@ class Link(ABC):
         """The handshake is done: frames of every kind and size may come from now on."""
         self.authenticated = True
 
-    @abstractmethod
-    def credits(self, collect: Callable[[], int]) -> None:
-        """Call this for each frame that leaves: bytes consumed here since the last one."""
+    def bind(self, window: Window) -> None:
+        """Take credit from this window into each frame that leaves, and give it what comes."""
+        self.window = window
+
+    def take(self, tag: int, desk: Desk, deadline: float | None) -> bytes | Incoming | None:
+        """Receive the next message of a tag on the calling thread, if it comes within a moment.
+
+        The bytes that are the whole message, or its frame; None where it is to be waited for in
+        the usual way. Any thread may call this.
+        """
+        return None
 
     def stage(self, frame: Outgoing) -> bool:
         """Take what the frame carries into memory of the transport, if it has such.

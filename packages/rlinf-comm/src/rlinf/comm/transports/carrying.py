@@ -23,6 +23,7 @@ from rlinf.comm.handle import Handle
 from rlinf.comm.transports.base import Link, LinkOwner, Surroundings, Transport
 from rlinf.comm.transports.carrier import Buffer, Carrier, Notes
 from rlinf.comm.transports.envelope import Arrival, Envelope, Order
+from rlinf.comm.window import Window
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,10 @@ class CarryingLink(Link):
         self.inner.peer = self.peer
         self.inner.authenticate()
 
-    def credits(self, collect: Callable[[], int]) -> None:
-        """Put this credit into the frames that leave."""
-        self.inner.credits(collect)
+    def bind(self, window: Window) -> None:
+        """The credit goes over the connection."""
+        super().bind(window)
+        self.inner.bind(window)
 
     def stage(self, frame: Outgoing) -> bool:
         """Sort out what is carried; the rest is for the connection."""
@@ -371,6 +373,11 @@ class _Between(LinkOwner):
     def on_frame(self, link: Link, frame: Incoming) -> None:
         """A frame has arrived."""
         _outer(link).arrived(frame)
+
+    def on_credit(self, link: Link) -> None:
+        """The peer has received something."""
+        outer = _outer(link)
+        outer.owner.on_credit(outer)
 
     def on_room(self) -> None:
         """There is room again."""

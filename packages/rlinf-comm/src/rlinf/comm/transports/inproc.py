@@ -27,18 +27,13 @@ class InprocLink(Link):
         self._deferred = surroundings.deferred
         self.other: InprocLink | None = None
         self._gone = False
-        self._collect: Callable[[], int] = int
-
-    def credits(self, collect: Callable[[], int]) -> None:
-        """Put this credit into the frames that leave."""
-        self._collect = collect
 
     def send(self, frame: Outgoing) -> bool:
         """Copy the frame over to the other end."""
         other = self.other
         if self._gone or other is None or other._gone:
             return False
-        credit = self._collect()
+        credit = self.window.collect()
         arrived = Incoming(frame.kind, frame.tag, frame.ident, credit, frame.flags, frame.header)
         arrived.service, arrived.nbytes = frame.service, frame.nbytes
         if frame.buffers:
@@ -63,8 +58,13 @@ class InprocLink(Link):
             other.loop.post(lambda: other._end("the peer closed the connection"))
 
     def _arrive(self, frame: Incoming) -> None:
-        if not self._gone:
-            self.owner.on_frame(self, frame)
+        if self._gone:
+            return
+        if frame.credit:
+            self.window.given += frame.credit
+            if self.window.refused:
+                self.owner.on_credit(self)
+        self.owner.on_frame(self, frame)
 
     def _end(self, reason: str) -> None:
         if not self._gone:

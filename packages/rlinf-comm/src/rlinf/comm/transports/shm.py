@@ -75,27 +75,26 @@ class ShmLink(StreamLink):
         """How much of this endpoint's memory the peer holds."""
         return self._lender.lent_bytes
 
-    def _receive(self, room: memoryview) -> int:
-        count, ancillary, _, _ = self._socket.recvmsg_into([room], _ANCILLARY, _CLOEXEC)
+    def _receive(self, room: memoryview, flags: int) -> int:
+        count, ancillary, _, _ = self._socket.recvmsg_into([room], _ANCILLARY, _CLOEXEC | flags)
         for _, _, data in ancillary:
             self._fds.extend(struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4]))
             if len(self._fds) > MAX_FDS:  # more than a peer that means well ever has under way
                 self._close_fds()
         return count
 
-    def _report(self, frame: Incoming) -> None:
+    def _absorb(self, frame: Incoming) -> bool:
         if frame.kind >= SEGMENT and self.authenticated:
             self._housekeeping(frame)
-            if frame.credit and not self._ending:
-                self.owner.on_frame(self, frame)
         elif not self._ending:
             if frame.places:
                 if self._borrower.released:
                     self.settle()
                 self._borrower.fill(frame, self._give_back, may_hold=not self._gone)
-            self.owner.on_frame(self, frame)
+            return False
         if self._ending:
             self._end_if_free()
+        return True
 
     def _housekeeping(self, frame: Incoming) -> None:
         if frame.kind == RELEASE:

@@ -2,6 +2,12 @@
 
 Sending writes the original buffers (`sendmsg`) on the caller's thread; what the socket does not
 take stays queued and leaves, many frames a system call, as the socket allows.
+
+Reading is done by one thread at a time. As a rule that is the one that dispatches, told by the
+poller. A thread that waits for a message of this link's peer reads it itself (`take`): it sleeps in
+the socket, not in the poller, and what it waits for passes nobody else's hands. While that goes on
+the socket is out of the poller; what is not for that thread is handed to the one that dispatches.
+Once nobody has read for a millisecond, or somebody waits in another way, the poller has it again.
 """
 
 import contextlib
@@ -11,22 +17,30 @@ import itertools
 import socket
 import struct
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections import deque
+from collections.abc import Collection
 from typing import ClassVar
 
 from rlinf.comm.errors import CodecError, PoolExhausted, ProtocolError
-from rlinf.comm.frame import MESSAGE, PREFIX, Incoming, Outgoing
+from rlinf.comm.frame import MANY, MESSAGE, PREFIX, RAW, Incoming, Outgoing
 from rlinf.comm.poller import READ, WRITE
 from rlinf.comm.reader import Reader
-from rlinf.comm.transports.base import Link, Surroundings, small
+from rlinf.comm.transports.base import Desk, Link, Surroundings, small
 from rlinf.comm.transports.send_queue import Encoder, Entry, SendQueue
+from rlinf.comm.window import Window
 
 WRITES_AT_ONCE = 256
 READS_AT_ONCE = 16
+TAKE_S = 0.02  # how long a thread sleeps in the socket before it waits in the usual way
+LINGER_S = 0.001
+BROKEN = (ProtocolError, CodecError, PoolExhausted, MemoryError)
+DONTWAIT = socket.MSG_DONTWAIT
+_PATIENCE = struct.pack("ll", 0, round(TAKE_S * 1e6))  # a timeval
 
 
 class StreamLink(Link):
-    """See the module. `_out` guards everything of the sending side; reading is the leader's.
+    """See the module. `_out` guards everything of the sending side, `_reading` the other one.
 
     Args:
         sock: Connected, or being connected; non-blocking. The link owns it.
@@ -36,6 +50,7 @@ class StreamLink(Link):
     """
 
     placed: ClassVar[bool] = False
+    shared: ClassVar[bool] = True  # whether other threads than the dispatching one may read
 
     def __init__(
         self,
@@ -57,8 +72,14 @@ class StreamLink(Link):
         self._encoder = encoder or Encoder()
         self._queue = SendQueue(self._encoder, config.chunk_bytes)
         self._connecting = self._writing = dialled
-        self._gone = False
+        self._gone = self._shut = False
         self._released: Collection[object] = ()  # what the link itself has to tell the peer
+        self._reading = threading.RLock()
+        self._shared = False
+        self._watched = True  # by the poller
+        self._looking = self._used = False
+        self._handed: deque[Incoming] = deque()
+        self._handing = 0
         self._loop.poller.register(self._fd, self._ready)
         if dialled:
             self._loop.poller.modify(self._fd, READ | WRITE)
@@ -67,10 +88,15 @@ class StreamLink(Link):
         """Allow payload."""
         super().authenticate()
         self._reader.authenticate()
+        if self.shared and self._loop.poller.pauses:
+            self._socket.setblocking(True)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
+            self._shared = True
 
-    def credits(self, collect: Callable[[], int]) -> None:
-        """Put this credit into the frames that leave."""
-        self._encoder.credit = collect
+    def bind(self, window: Window) -> None:
+        """Put its credit into the frames that leave."""
+        super().bind(window)
+        self._encoder.credit = window.collect
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -108,7 +134,10 @@ class StreamLink(Link):
                 mark, short = (flags, header) if flags else self._encoder.short(0, header)
                 credit = self._encoder.credit()
                 data = PREFIX.pack(MESSAGE, mark, 0, len(short), 0, 0, tag, 0, credit) + short
-                count = self._attempt(data)
+                try:
+                    count = self._socket.send(data, DONTWAIT)
+                except OSError as error:
+                    count = self._refused(error)
                 if count != len(data):
                     self._stuck(data, count, small(tag, flags, header))
                 return True
@@ -121,12 +150,15 @@ class StreamLink(Link):
     def _attempt(self, data: bytes) -> int:
         """Send what the socket takes: that many bytes, -1 if the link is lost."""
         try:
-            return self._socket.send(data)
-        except BlockingIOError:
-            return 0
+            return self._socket.send(data, DONTWAIT)
         except OSError as error:
-            self._fail_later(_reason(error))
-            return -1
+            return self._refused(error)
+
+    def _refused(self, error: OSError) -> int:
+        if isinstance(error, BlockingIOError):
+            return 0
+        self._fail_later(_reason(error))
+        return -1
 
     def _stuck(self, data: bytes, count: int, frame: Outgoing) -> None:
         """Only `count` bytes of a frame without buffers could be sent."""
@@ -155,11 +187,11 @@ class StreamLink(Link):
     def _write(self) -> int:
         wire = self._queue.wire
         if wire[0].fds:
-            return self._socket.sendmsg([wire[0].data], _rights(wire[0].fds))
+            return self._socket.sendmsg([wire[0].data], _rights(wire[0].fds), DONTWAIT)
         if len(wire) == 1:
-            return self._socket.send(wire[0].data)
+            return self._socket.send(wire[0].data, DONTWAIT)
         together = itertools.takewhile(lambda e: not e.fds, itertools.islice(wire, WRITES_AT_ONCE))
-        return self._socket.sendmsg([entry.data for entry in together])
+        return self._socket.sendmsg([entry.data for entry in together], (), DONTWAIT)
 
     def _finish(self, frame: Outgoing) -> None:
         """A frame has left: whoever holds its buffers may let go."""
@@ -170,7 +202,12 @@ class StreamLink(Link):
     def _ask(self, writing: bool) -> None:
         if writing != self._writing:
             self._writing = writing
-            self._loop.poller.modify(self._fd, READ | WRITE if writing else READ)
+            self._poll()
+
+    def _poll(self) -> None:
+        """Tell the poller what to look for; under `_out`."""
+        flags = (READ if self._watched else 0) | (WRITE if self._writing else 0)
+        self._loop.poller.modify(self._fd, flags)
 
     def _let_in(self) -> None:
         """A frame is about to leave: what was released may go along. Under `_out`."""
@@ -207,51 +244,192 @@ class StreamLink(Link):
         self.owner.on_open(self)
 
     def _read(self) -> None:
-        reader, busy = self._reader, self._loop.busy
-        for _ in range(READS_AT_ONCE):
-            if self._gone:
-                return
-            room = reader.space()
-            try:
-                count = self._receive(room)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                self._eof(_reason(error))
-                return
-            if not count:
-                self._eof("the peer closed the connection")
-                return
-            reader.filled(room, count)
-            busy.append(self._pump)  # a wait from within runs it again, before it polls
-            try:
+        if not self._reading.acquire(blocking=False):
+            return  # whoever reads sees to it
+        busy = self._loop.busy
+        busy.append(self._pump)  # a wait from within runs it again, before it polls
+        try:
+            self._pump()
+            for _ in range(READS_AT_ONCE):
+                more = not self._gone and self._receive_some()
                 self._pump()
-            finally:
-                busy.pop()
-            if count < room.nbytes:
-                return
+                if not more:
+                    return
+        finally:
+            busy.pop()
+            self._done_reading()
 
-    def _receive(self, room: memoryview) -> int:
-        return self._socket.recv_into(room)
+    def _receive_some(self) -> bool:
+        """Read what is there; says whether there may be more. Under `_reading`."""
+        room = self._reader.space()
+        try:
+            count = self._receive(room, DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._eof(_reason(error))
+            return False
+        if not count:
+            self._eof("the peer closed the connection")
+            return False
+        self._reader.filled(room, count)
+        return count == room.nbytes
+
+    def _receive(self, room: memoryview, flags: int) -> int:
+        return self._socket.recv_into(room, 0, flags)
 
     def _pump(self) -> None:
-        """Report the frames that have been read."""
-        reader = self._reader
+        """Report the frames that have been read. On the dispatching thread, under `_reading`."""
         try:
-            while not self._gone:
-                frame = reader.next()
-                if frame is None:
-                    return
-                self._report(frame)
-                if reader.pos == reader.end:
-                    return
-        except (ProtocolError, CodecError, PoolExhausted) as error:
-            self.close(str(error))
-        except MemoryError:
-            self.close("there is no memory for a message of the size it claims to have")
+            while self._handed:
+                self._report()
+            while (frame := self._next()) is not None:
+                self.owner.on_frame(self, frame)
+        except BROKEN as error:
+            self._broken(error)
 
-    def _report(self, frame: Incoming) -> None:
-        self.owner.on_frame(self, frame)
+    def _next(self) -> Incoming | None:
+        """The next frame that is not for the link itself, of what was read. Under `_reading`."""
+        reader = self._reader
+        while not self._gone and (frame := reader.next()) is not None:
+            if frame.credit:
+                self._credit(frame.credit)
+            if not self._absorb(frame):
+                return frame
+        return None
+
+    def _absorb(self, frame: Incoming) -> bool:
+        """Whether a frame was for the link itself."""
+        return False
+
+    def _credit(self, credit: int) -> None:
+        window = self.window
+        window.given += credit
+        if window.refused:
+            self._loop.post(functools.partial(self.owner.on_credit, self))
+
+    def _broken(self, error: Exception) -> None:
+        if isinstance(error, MemoryError):
+            self.close("there is no memory for a message of the size it claims to have")
+        else:
+            self.close(str(error))
+
+    # -- reading, on a thread that waits for a message -----------------------------------------
+
+    def take(self, tag: int, desk: Desk, deadline: float | None) -> bytes | Incoming | None:
+        """See `Link.take`; what comes for others is handed to the dispatching thread."""
+        if not self._shared or not self._reading.acquire(blocking=False):
+            return None
+        try:
+            # What was handed over is older than what is read now.
+            if self._handed or self._handing or self._gone or not desk.is_free(tag):
+                return None
+            if self._watched:
+                self._look_away()
+            self._used = True
+            return self._await(tag, desk, deadline)
+        except BROKEN as error:
+            self._broken(error)
+            return None
+        finally:
+            self._done_reading()
+
+    def _await(self, tag: int, desk: Desk, deadline: float | None) -> bytes | Incoming | None:
+        reader, window = self._reader, self.window
+        unread = reader.pos != reader.end
+        while True:
+            if unread:
+                found = reader.message(tag)
+                if found is not None:
+                    credit, flags, header = found
+                    window.taken += 1
+                    window.taken_bytes += len(header)
+                    if credit:
+                        self._credit(credit)
+                    return header if flags & RAW else Incoming(MESSAGE, tag, 0, 0, flags, header)
+                frame = self._next()
+                if frame is not None:
+                    return self._mine(frame, tag, desk)
+                if self._gone or (deadline is not None and time.monotonic() > deadline):
+                    return None
+            room = reader.space()
+            try:
+                count = self._receive(room, 0)
+            except OSError:
+                return None  # nothing comes, or nothing ever will: the poller will tell which
+            if not count:
+                return None
+            reader.filled(room, count)
+            unread = True
+
+    def _mine(self, frame: Incoming, tag: int, desk: Desk) -> Incoming | None:
+        """The frame, if that is what was waited for, else it is handed over."""
+        if frame.kind != MESSAGE or frame.tag != tag:
+            self._handed.append(frame)
+            self._loop.post(self._hand_over)
+            return None
+        if frame.flags & MANY:
+            return desk.first(self, frame)
+        self.window.taken += 1
+        self.window.taken_bytes += frame.nbytes
+        return frame
+
+    def _hand_over(self) -> None:
+        """Report what another thread has read. On the dispatching thread."""
+        try:
+            while self._handed:
+                self._report()
+        except BROKEN as error:
+            self._broken(error)
+
+    def _report(self) -> None:
+        self._handing += 1
+        try:
+            self.owner.on_frame(self, self._handed.popleft())
+        finally:
+            self._handing -= 1
+
+    def _look_away(self) -> None:
+        """The poller is not to see what comes. Under `_reading`."""
+        with self._out:
+            if self._gone:
+                return
+            self._watched = False
+            self._poll()
+        self._loop.apart.add(self._look_again)
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(LINGER_S, self._look)
+
+    def _look(self) -> None:
+        """On the dispatching thread: is this link still read by others?"""
+        used, self._used = self._used, False
+        if self._gone or not (used or not self._look_again()):
+            self._looking = False
+        else:
+            self._loop.call_later(LINGER_S, self._look)
+
+    def _look_again(self) -> bool:
+        """The poller is to see what comes; False: somebody is reading."""
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            with self._out:
+                if not self._gone and not self._watched:
+                    self._watched = True
+                    self._poll()
+            self._loop.apart.discard(self._look_again)
+            if self._reader.pos != self._reader.end:
+                self._loop.post(self._read)
+            return True
+        finally:
+            self._done_reading()
+
+    def _done_reading(self) -> None:
+        """Whoever reads last when the link is closed closes the socket, too."""
+        self._reading.release()
+        if self._shut:
+            self._socket.close()
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -277,8 +455,11 @@ class StreamLink(Link):
         self._gone = True
         self._loop.poller.unregister(self._fd)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self._socket.shutdown(socket.SHUT_RDWR)  # a thread that reads wakes up
+        self._loop.apart.discard(self._look_again)
+        self._shut = True
+        if self._reading.acquire(blocking=False):
+            self._done_reading()
         self.unsent += self._queue.clear(whole=True)
 
     def _fail_later(self, reason: str) -> None:
@@ -288,8 +469,14 @@ class StreamLink(Link):
         self._loop.post(lambda: self._drain(reason))
 
     def _drain(self, reason: str) -> None:
-        self._read()
-        self._eof(reason)
+        if not self._reading.acquire(blocking=False):
+            self._loop.call_later(LINGER_S, lambda: self._drain(reason))
+            return
+        try:
+            self._read()
+            self._eof(reason)
+        finally:
+            self._done_reading()
 
 
 def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, bytes]]:

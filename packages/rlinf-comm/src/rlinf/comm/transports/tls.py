@@ -71,7 +71,7 @@ class TlsSocket:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
 
-    def send(self, data: memoryview | bytes) -> int:
+    def send(self, data: memoryview | bytes, _flags: int = 0) -> int:
         """As much as can be sent now."""
         view, sent = memoryview(data), 0
         while sent < view.nbytes:
@@ -84,7 +84,9 @@ class TlsSocket:
                 break
         return sent
 
-    def sendmsg(self, buffers: Sequence[memoryview | bytes]) -> int:
+    def sendmsg(
+        self, buffers: Sequence[memoryview | bytes], _ancillary: object = (), _flags: int = 0
+    ) -> int:
         """The first buffer, or as many small ones as make a piece."""
         if len(buffers[0]) >= PIECE_BYTES:
             return self.send(buffers[0])
@@ -94,7 +96,7 @@ class TlsSocket:
             count += 1
         return self.send(b"".join(buffers[:count]))
 
-    def recv_into(self, room: memoryview) -> int:
+    def recv_into(self, room: memoryview, _nbytes: int = 0, _flags: int = 0) -> int:
         """Fill it as far as there is something: what was decrypted is seen by no poller."""
         got = 0
         while got < room.nbytes:
@@ -130,6 +132,7 @@ class TlsLink(StreamLink):
     """
 
     transport = "tcp"
+    shared = False  # what was decrypted and not read yet is seen by no poller
 
     def __init__(
         self, sock: socket.socket, surroundings: Surroundings, tls: Tls, *, dialled: bool
@@ -183,9 +186,9 @@ class TlsLink(StreamLink):
         if not self._gone and self._socket.pending():  # type: ignore[attr-defined]
             self._loop.post(self._read)
 
-    def _receive(self, room: memoryview) -> int:
+    def _receive(self, room: memoryview, flags: int) -> int:
         try:
-            return super()._receive(room)
+            return super()._receive(room, flags)
         except ssl.SSLError as error:
             self._refuse(error)
             raise

@@ -40,6 +40,8 @@ class CommConfig:
         backend_priority: Names of transports to prefer, in order, over the built-in choice.
         host: Address to listen on and to tell to others. Empty: one that reaches the registry.
         port: TCP port to listen on; 0: one the system chooses, which is never taken.
+        tcp_streams: Over how many TCP connections a buffer of 4 MiB or more goes to another host; 1
+            to 64. They use ports the system chooses. 1: over the one there is, as does all else.
         tls_cert: Path of this worker's certificate (PEM, with the chain). With `tls_key` and
             `tls_ca`, TCP is encrypted and both sides must have a certificate that `tls_ca` signed.
         tls_key: Path of its private key (PEM, not encrypted).
@@ -67,6 +69,7 @@ class CommConfig:
     backend_priority: tuple[str, ...] = ()
     host: str = ""
     port: int = 0
+    tcp_streams: int = 1
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -78,6 +81,8 @@ class CommConfig:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value < 0:
                 raise ConfigError(f"CommConfig.{field.name} is {value}; it must not be negative")
+        if not 1 <= self.tcp_streams <= 64:
+            raise ConfigError(f"CommConfig.tcp_streams is {self.tcp_streams}; it is 1 to 64")
         if self.serialization != "structured":
             raise ConfigError(
                 f"CommConfig.serialization is {self.serialization!r}; there is structured, with "

@@ -10,6 +10,7 @@ from typing import Any
 from rlinf.comm.address import WorkerId
 from rlinf.comm.arena import empty
 from rlinf.comm.config import CommConfig
+from rlinf.comm.desk import MessageDesk
 from rlinf.comm.device import Device
 from rlinf.comm.errors import CommError, EndpointClosed, ForkedProcess
 from rlinf.comm.events import Closing, Sink
@@ -25,7 +26,7 @@ from rlinf.comm.many import Many
 from rlinf.comm.peers import Peer, lost_error
 from rlinf.comm.registry import Registry, WorkerRecord
 from rlinf.comm.request import Handler
-from rlinf.comm.transports.stream import TAKE_S
+from rlinf.comm.transports.reading import TAKE_S
 from rlinf.comm.transports.tcp import host_towards
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,9 @@ class Endpoint:
         self._mailbox = self._exchange.mailbox
         self._outbox = self._in.manager.outbox
         self._sinks = self._exchange.ledger.sinks
+        self._desk = MessageDesk(self._mailbox, self._exchange.ledger, self._loop)
+        self._encode = self._exchange.encode
+        self._try_small = self._outbox.try_small
         self._patience = self._in.patience
         self._timeout_s = config.connection_timeout_s
         self.registry = self._in.registry
@@ -125,11 +129,9 @@ class Endpoint:
             PeerLost: The peer is gone. UnknownWorker: It never registered.
             CodecError: The object cannot be encoded.
         """
-        if self._refusal is not None:
-            raise self._refusal
         peer = self._known.get(to) or self._peer(to)
-        flags, header, buffers = self._exchange.encode(obj)
-        if not buffers and self._outbox.try_small(peer, tag, flags, header):
+        flags, header, buffers = self._encode(obj)
+        if not buffers and self._try_small(peer, tag, flags, header):
             if self._sinks:
                 self._exchange.ledger.tell_sent(peer, MESSAGE, tag, len(header))
             return
@@ -209,13 +211,11 @@ class Endpoint:
         """
         begun = time.monotonic()
         limit = self._timeout_s if isinstance(timeout, Default) else timeout
-        deadline = None if limit is None else begun + limit
         peer = self._known.get(source)
         if peer is not None and peer.link is not None and (limit is None or limit > TAKE_S):
-            link = peer.link
-            letter = link.take(tag, self._exchange, deadline)
+            letter = peer.link.take(tag, self._desk, begun, limit)
             if letter is not None:
-                obj = self._exchange.open(letter, peer, link.window)
+                obj = letter if isinstance(letter, bytes) else self._exchange.unpack(letter)
                 return obj if out is None else fill(out, obj, peer.id)
         obj, sender = self._receive(source, tag, timeout, begun)
         return obj if out is None else fill(out, obj, sender)
@@ -297,6 +297,7 @@ class Endpoint:
             return
         self._exchange.ledger.emit(Closing(self.id, self.epoch, time.monotonic()))
         self._refusal = EndpointClosed(f"endpoint {self.id} is closed", operation="close")
+        self._known = {}
         self._in.close(self._refusal)
 
     def __enter__(self) -> "Endpoint":
@@ -318,6 +319,7 @@ class Endpoint:
             f"endpoint {self.id} belongs to the parent process; "
             "start processes with the spawn or forkserver method and make an endpoint in each"
         )
+        self._known = {}
         self._in.abandon()
 
     def _check(self) -> None:
@@ -325,6 +327,8 @@ class Endpoint:
             raise self._refusal
 
     def _peer(self, who: str | WorkerId) -> Peer:
+        """The peer of a name; `_known` is empty from the moment this endpoint is closed."""
+        self._check()
         known = self._known.get(who)
         if known is None:
             known = self._known[who] = self._in.peers.get(WorkerId.parse(who))
@@ -353,8 +357,7 @@ class Endpoint:
         link = None if peer is None else peer.link
         letter = self._mailbox.take(ANY if peer is None else peer.id, tag)
         if letter is not None:
-            sender = self._peer(letter.source)
-            return self._exchange.open(letter, sender, letter.window), sender.id
+            return self._exchange.open(letter), letter.source
         wish = self._ask(peer, tag, named=True)
         if peer is not None and link is not None and peer.link is None and peer.down is not None:
             down = peer.down

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from threading import get_ident
 from typing import Any
 
 from rlinf.comm import codec
@@ -16,10 +15,9 @@ from rlinf.comm.ledger import Ledger
 from rlinf.comm.mailbox import Mailbox, Source, Wish
 from rlinf.comm.outbox import Outbox
 from rlinf.comm.peers import Peer, Peers, lost_error
-from rlinf.comm.progress import Loop
 from rlinf.comm.request import Calls, Request, Services, rebuild
 from rlinf.comm.transports.base import Link
-from rlinf.comm.window import LETTER_BYTES, Window
+from rlinf.comm.window import LETTER_BYTES
 
 RAW_BYTES = 1 << 12
 ENCODINGS = {"structured": codec.split}
@@ -30,7 +28,7 @@ class Exchange:
     """Mailbox, services and calls of one endpoint; told of payload on the dispatching thread."""
 
     def __init__(
-        self, me: WorkerId, peers: Peers, loop: Loop, *, allow_pickle: bool, serialization: str
+        self, me: WorkerId, peers: Peers, *, allow_pickle: bool, serialization: str
     ) -> None:
         self.me = me
         self.mailbox = Mailbox(self._fulfil)
@@ -40,7 +38,6 @@ class Exchange:
         self.outbox: Outbox
         self.kinds: frozenset[str] = frozenset()
         self._peers = peers
-        self._loop = loop
         self._allow_pickle = allow_pickle
         self._split = ENCODINGS[serialization]
 
@@ -71,11 +68,11 @@ class Exchange:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def open(self, letter: bytes | Incoming, peer: Peer, window: Window) -> Any:
-        """Decode what is being received, and let the sender send on."""
-        if window.consume(len(letter) if isinstance(letter, bytes) else letter.nbytes):
-            self.outbox.credit(peer)
-        return letter if isinstance(letter, bytes) else self.unpack(letter)
+    def open(self, letter: Incoming) -> Any:
+        """Decode a letter that is being received, and let the sender send on."""
+        if letter.window.consume(letter.nbytes):
+            self.outbox.credit(self._peers.get(letter.source))
+        return self.unpack(letter)
 
     def take(self, source: Source, tag: int, most: int, found: list[Any]) -> None:
         """Receive what is there of a source and tag, until `found` has that many messages."""
@@ -117,27 +114,6 @@ class Exchange:
             self.outbox.credit(self._peers.get(letter.source))
         return taken
 
-    # -- asked by a link that is read by whoever receives --------------------------------------
-
-    def is_free(self, tag: int) -> bool:
-        """Whether the next message of this tag may go past the mailbox, the sinks and the loop."""
-        if self.ledger.sinks or self._loop.leader == get_ident():
-            return False
-        return self.mailbox.is_free(tag)
-
-    def first(self, link: Link, frame: Incoming) -> Incoming:
-        """The first message of a bundle; the others go into the mailbox."""
-        peer = link.state
-        assert isinstance(peer, Peer)
-        frame.source, frame.window = peer.id, link.window
-        frame.unfold(untie(frame.header))
-        link.window.taken += len(frame.rest or ())
-        link.window.taken_bytes += frame.nbytes
-        one = frame.split()
-        if frame.rest:
-            self.mailbox.deliver(frame)
-        return one
-
     # -- told by the manager -------------------------------------------------------------------
 
     def payload(self, link: Link, peer: Peer, frame: Incoming) -> None:
@@ -178,7 +154,7 @@ class Exchange:
         The loss of an incarnation is told once: who receives again waits for the next one.
         """
         epoch = error.epoch or 0
-        wishes = self.mailbox.wishes(peer.id) if peer.told < epoch or not epoch else []
+        wishes = self.mailbox.wishes_of(peer.id) if peer.told < epoch or not epoch else []
         for wish in wishes:
             peer.told = epoch
             wish.set_error(_during(error, "recv"))
@@ -187,7 +163,7 @@ class Exchange:
 
     def fail(self, error: BaseException) -> None:
         """Fail all receives and calls that wait."""
-        for wish in self.mailbox.wishes():
+        for wish in self.mailbox.wishes_of():
             wish.set_error(_during(error, "recv"))
         for handle in self.calls.of():
             handle.set_error(_during(error, "call"))

@@ -21,7 +21,8 @@ from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.handle import Handle
 from rlinf.comm.window import Window
 
-# Handshake; the only kinds before authentication.
+# Handshake; the only kinds before authentication. SIDE: see shm.
+SIDE = 0
 HELLO, CHALLENGE, PROVE, WELCOME, REFUSE = 1, 2, 3, 4, 5
 # Payload.
 MESSAGE, REQUEST, REPLY, ERROR = 10, 11, 12, 13

@@ -51,7 +51,6 @@ class Interior:
         self.exchange = Exchange(
             record.id,
             self.peers,
-            self.loop,
             allow_pickle=config.allow_pickle,
             serialization=config.serialization,
         )

@@ -52,14 +52,19 @@ class Mailbox:
 
     Args:
         fulfil: Decodes a letter and completes the handle of a wish; False: nobody cares any more.
+
+    Attributes:
+        letters: By tag and source; no entry is empty.
+        wishes: By tag; no entry is empty.
+        nbytes: Of all letters.
     """
 
     def __init__(self, fulfil: Callable[[Wish, Incoming], bool]) -> None:
         self._fulfil = fulfil
         self._lock = threading.Lock()
         self._order = itertools.count()
-        self._letters: dict[int, dict[WorkerId, deque[Incoming]]] = {}
-        self._wishes: dict[int, deque[Wish]] = {}
+        self.letters: dict[int, dict[WorkerId, deque[Incoming]]] = {}
+        self.wishes: dict[int, deque[Wish]] = {}
         self.nbytes = 0
 
     def deliver(self, letter: Incoming) -> None:
@@ -67,7 +72,7 @@ class Mailbox:
         one: Incoming | None = None
         while True:
             with self._lock:
-                wish = self._matching(letter) if self._wishes else None
+                wish = self._matching(letter) if self.wishes else None
                 if wish is None:
                     self._keep(letter, one)
                     return
@@ -78,20 +83,16 @@ class Mailbox:
                     return
                 one = None
 
-    def is_free(self, tag: int) -> bool:
-        """Whether there is neither a letter of this tag nor a wish for one."""
-        return tag not in self._letters and tag not in self._wishes
-
     def take(self, source: Source, tag: int) -> Incoming | None:
         """The oldest letter there is for this source and tag, if any."""
-        if not self._letters:
+        if not self.letters:
             return None
         with self._lock:
             return self._take(source, tag)
 
     def take_bundle(self, source: Source, tag: int, most: int) -> Incoming | None:
         """The same; all that is left of a raw bundle, if that is no more than `most` messages."""
-        if not self._letters:
+        if not self.letters:
             return None
         with self._lock:
             return self._take(source, tag, most=most)
@@ -99,7 +100,7 @@ class Mailbox:
     def put_back(self, letter: Incoming) -> None:
         """What was taken is to be the first again."""
         with self._lock:
-            sources = self._letters.setdefault(letter.tag, {})
+            sources = self.letters.setdefault(letter.tag, {})
             queue = sources.setdefault(letter.source, deque())
             letter.order = queue[0].order if queue else next(self._order)
             queue.appendleft(letter)
@@ -110,26 +111,26 @@ class Mailbox:
         with self._lock:
             letter = self._take(wish.source, tag)
             if letter is None:
-                wishes = self._wishes.setdefault(tag, deque())
+                wishes = self.wishes.setdefault(tag, deque())
                 if wishes and wishes[0].done():
                     self._sweep(tag)
-                    wishes = self._wishes.setdefault(tag, deque())
+                    wishes = self.wishes.setdefault(tag, deque())
                 wishes.append(wish)
             return letter
 
-    def wishes(self, source: WorkerId | None = None) -> list[Wish]:
+    def wishes_of(self, source: WorkerId | None = None) -> list[Wish]:
         """What waits for this source in particular (None: everything that waits)."""
         with self._lock:
             return [
                 wish
-                for wishes in self._wishes.values()
+                for wishes in self.wishes.values()
                 for wish in wishes
                 if source is None or wish.source == source
             ]
 
     def _matching(self, letter: Incoming) -> Wish | None:
         """Under the lock. Wishes whose handle is done (withdrawn, expired) are dropped."""
-        wishes = self._wishes.get(letter.tag)
+        wishes = self.wishes.get(letter.tag)
         if wishes is None:
             return None
         for index, wish in enumerate(wishes):
@@ -139,16 +140,16 @@ class Mailbox:
             if wish.source is letter.source or wish.source is ANY or wish.source == letter.source:
                 del wishes[index]
                 if not wishes:
-                    del self._wishes[letter.tag]
+                    del self.wishes[letter.tag]
                 return wish
         return None
 
     def _sweep(self, tag: int) -> None:
-        pending = deque(wish for wish in self._wishes[tag] if not wish.done())
+        pending = deque(wish for wish in self.wishes[tag] if not wish.done())
         if pending:
-            self._wishes[tag] = pending
+            self.wishes[tag] = pending
         else:
-            del self._wishes[tag]
+            del self.wishes[tag]
 
     def _keep(self, letter: Incoming, one: Incoming | None) -> None:
         """Under the lock. `one` was split off, but nobody took it."""
@@ -156,9 +157,9 @@ class Mailbox:
         if one is not None and letter.rest is not None:
             letter.rest.appendleft(one.header)
             letter.nbytes += one.nbytes
-        sources = self._letters.get(letter.tag)
+        sources = self.letters.get(letter.tag)
         if sources is None:
-            sources = self._letters[letter.tag] = {}
+            sources = self.letters[letter.tag] = {}
         queue = sources.get(letter.source)
         if queue is None:
             sources[letter.source] = deque((letter,))
@@ -168,7 +169,7 @@ class Mailbox:
 
     def _queue(self, source: Source, tag: int) -> deque[Incoming] | None:
         """Where the oldest letter for this source and tag is the first. Under the lock."""
-        sources = self._letters.get(tag)
+        sources = self.letters.get(tag)
         if sources is None:
             return None
         if isinstance(source, WorkerId):
@@ -186,8 +187,8 @@ class Mailbox:
         if whole or not letter.rest:
             queue.popleft()
             if not queue:
-                del self._letters[tag][letter.source]
-                if not self._letters[tag]:
-                    del self._letters[tag]
+                del self.letters[tag][letter.source]
+                if not self.letters[tag]:
+                    del self.letters[tag]
         self.nbytes -= one.nbytes
         return one

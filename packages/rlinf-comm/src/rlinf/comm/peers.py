@@ -10,7 +10,7 @@ from rlinf.comm.frame import Outgoing
 from rlinf.comm.lifecycle import Down, Lifecycle
 from rlinf.comm.registry import WorkerRecord
 from rlinf.comm.transports.base import Link
-from rlinf.comm.window import Window
+from rlinf.comm.window import LETTER_BYTES, Window
 
 
 class Peer:
@@ -80,12 +80,13 @@ class Peer:
     @property
     def received(self) -> int:
         """Messages, requests and replies from it."""
-        return self.reported + self.window.taken
+        return self.reported + self.window.taken + self.window.kept
 
     @property
     def received_bytes(self) -> int:
         """Their size."""
-        return self.reported_bytes + self.window.taken_bytes
+        taken_bytes = self.window.passed - self.window.taken * LETTER_BYTES
+        return self.reported_bytes + taken_bytes + self.window.kept_bytes
 
     def begin(self, window: Window) -> None:
         """A new connection, with a window of its own."""

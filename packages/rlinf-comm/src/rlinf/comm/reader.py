@@ -25,6 +25,8 @@ SCRATCH_BYTES = 1 << 16
 DIRECT_BYTES = 1 << 14
 GROUP_BYTES = 1 << 16
 
+Small = tuple[int, int, int, bytes]
+
 
 class Body:
     """The memory an inline body is read into: small buffers share a block, large ones do not."""
@@ -137,26 +139,32 @@ class Reader:
             self._body.filled(count)
             self._left -= count
 
-    def message(self, tag: int) -> tuple[int, int, bytes] | None:
-        """Credit, flags and header, if a message of this tag is next that is small and whole.
+    def message(self, tag: int, receive: Callable[[memoryview], int]) -> Small | None:
+        """Credit, ident, flags and header, if the next frame is a small message of this tag.
 
-        None: `next` knows what it is.
+        If nothing is left of what was read before, `receive` is asked for more, once. None: `next`
+        knows what it is.
 
         Raises:
             CodecError: As `next`.
         """
-        begin = self.pos + PREFIX.size
-        if begin > self.end or self._prefix is not None or not self._quick:
+        if self._prefix is not None or not self._quick:
             return None
-        kind, flags, service, size, count, _, of, _, credit = PREFIX.unpack_from(
-            self._scratch, self.pos
-        )
+        scratch = self._scratch
+        if self.pos == self.end:
+            self.pos = self.end = 0
+            self.end = receive(scratch)
+        begin = self.pos + PREFIX.size
+        if begin > self.end:
+            return None
+        prefix = PREFIX.unpack_from(scratch, self.pos)
+        kind, flags, service, size, count, _, of, ident, credit = prefix
         end = begin + size
         if kind != MESSAGE or of != tag or count or service or flags & ~LONE or end > self.end:
             return None
         self.pos = end
-        header = self._scratch[begin:end].tobytes()
-        return credit, flags, self._restore(header) if flags & SHORT else header
+        header = scratch[begin:end].tobytes()
+        return credit, ident, flags, self._restore(header) if flags & SHORT else header
 
     def next(self) -> Incoming | None:
         """The next whole frame, or None until more is read.

@@ -4,9 +4,10 @@ Ours is mapped shared and writable. Theirs is mapped private (copy on write), so
 receives an array from it may write to it like to any array of its own: the first write to a page
 gives this process its own copy of that page, and neither the sender nor other receivers see it.
 A page so copied no longer shows what the sender writes next, so before memory goes back to its
-sender `restore` looks for copied pages (in /proc/self/pagemap, a few microseconds) and lets go of
-them. Mapping read-only instead would force a copy on every torch tensor, which has no read-only
-flag; measured, that costs ten times what the look costs.
+sender `restore` looks for copied pages (in /proc/self/pagemap) and lets go of them. It need not
+look where this process has had no page fault at all since it got the memory (`faults`). Mapping
+read-only instead would force a copy on every torch tensor, which has no read-only flag; measured,
+that costs ten times what the look costs.
 
 The sender seals its memfd: nobody else can ever map it writable, nor can it be shrunk under a
 reader (which would kill the reader).
@@ -18,6 +19,7 @@ import fcntl
 import functools
 import mmap
 import os
+import resource
 import secrets
 import threading
 import weakref
@@ -199,10 +201,13 @@ class ForeignSegment(Segment):
         self._ends.insert(index, end)
         return True
 
-    def restore(self, places: Iterable[tuple[int, int]]) -> None:
-        """The arrays that held these (offset, length) are gone: what they wrote is let go of."""
+    def restore(self, places: Iterable[tuple[int, int]], *, written: bool = True) -> None:
+        """The arrays that held these (offset, length) are gone: what they wrote is let go of.
+
+        Unless it is known that nothing was written.
+        """
         for start, end in _merged(places):
-            if not self.is_pristine(start * PAGE, (end - start) * PAGE):
+            if written and not self.is_pristine(start * PAGE, (end - start) * PAGE):
                 self.memory.madvise(mmap.MADV_DONTNEED, start * PAGE, (end - start) * PAGE)
             first = bisect.bisect_left(self._starts, start)
             last = bisect.bisect_left(self._starts, end)
@@ -272,6 +277,12 @@ class Atlas:
 
 
 ATLAS = Atlas()
+
+
+def faults() -> int:
+    """Page faults of this process so far; the first write to a page it shares is one of them."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
 
 
 def address_of(view: memoryview) -> int:

@@ -72,8 +72,8 @@ _DEVICE = frozenset({Locality.SAME_DEVICE})
 _HOST = frozenset({Locality.SAME_HOST})
 _NEAR = _DEVICE | _HOST
 _REMOTE = frozenset({Locality.REMOTE})
-_BY_MEMORY = ("shm", "tcp", "gloo")
-_BY_NETWORK = ("tcp", "gloo")
+_BY_MEMORY = ("shm", "tcp", "streams", "gloo")
+_BY_NETWORK = ("streams", "tcp", "gloo")
 
 
 def _rows(vendor: Vendor) -> tuple[Row, ...]:

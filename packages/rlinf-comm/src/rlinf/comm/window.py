@@ -15,31 +15,38 @@ class Window:
     Attributes:
         given: Bytes the peer says it has received; written by whoever reads the connection.
         refused: A message was not let through: credit is waited for.
-        consumed: Bytes of the peer's that were received here, by any thread.
-        taken, taken_bytes: Messages received straight from the connection, past the mailbox.
+        consumed: Bytes of the peer's that were received here by way of the mailbox.
+        taken, passed: Messages received past it and their bytes; by whoever reads the connection.
+        kept, kept_bytes: Those that came with them in a bundle and are in the mailbox.
+        told: How much of all that the peer knows of; written by whoever sends.
         eager: The peer waits for credit: tell it at once.
+        enough: So much that the peer does not know of yet is told at once.
     """
 
     __slots__ = (
         "_limit",
         "_lock",
         "_sent",
-        "_told",
         "consumed",
         "eager",
+        "enough",
         "given",
+        "kept",
+        "kept_bytes",
+        "passed",
         "refused",
         "taken",
-        "taken_bytes",
+        "told",
     )
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._sent = self.given = 0
-        self._told = self.consumed = 0
-        self.taken = self.taken_bytes = 0
+        self.consumed = self.taken = self.passed = self.told = 0
+        self.kept = self.kept_bytes = 0
         self.refused = self.eager = False
+        self.enough = limit_bytes // 4
 
     def take(self, nbytes: int) -> bool:
         """Whether a message may be sent now; one larger than the window, when nothing is out."""
@@ -57,15 +64,12 @@ class Window:
         return max(0, self._sent - self.given)
 
     def consume(self, nbytes: int) -> bool:
-        """A message of the peer's was received here; says whether it should hear of it at once."""
+        """A message of the peer's was received; says whether it should hear of it at once."""
         with self._lock:
             self.consumed += nbytes + LETTER_BYTES
-            owed = self.consumed - self._told
-        return self.eager or owed * 4 >= self._limit
+        return self.eager or self.consumed + self.passed - self.told >= self.enough
 
     def collect(self) -> int:
-        """The credit owed, to be put in the frame that leaves now."""
-        with self._lock:
-            owed = self.consumed - self._told
-            self._told = self.consumed
-        return owed
+        """The credit owed, to be put in the frame that leaves now; by one thread at a time."""
+        known, self.told = self.told, self.consumed + self.passed
+        return self.told - known

@@ -96,11 +96,13 @@ class Link(ABC):
         """Take credit from this window into each frame that leaves, and give it what comes."""
         self.window = window
 
-    def take(self, tag: int, desk: Desk, deadline: float | None) -> bytes | Incoming | None:
+    def take(
+        self, tag: int, desk: Desk, begun: float, limit_s: float | None
+    ) -> bytes | Incoming | None:
         """Receive the next message of a tag on the calling thread, if it comes within a moment.
 
         The bytes that are the whole message, or its frame; None where it is to be waited for in
-        the usual way. Any thread may call this.
+        the usual way. The window has been told. Any thread may call this, at the time `begun`.
         """
         return None
 

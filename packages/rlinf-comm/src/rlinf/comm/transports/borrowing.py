@@ -5,13 +5,12 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 from rlinf.comm.errors import ProtocolError
 from rlinf.comm.frame import PRIVATE, Incoming, Place
 from rlinf.comm.pool import Bytes
-from rlinf.comm.segment import ForeignSegment
+from rlinf.comm.segment import ForeignSegment, faults
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +21,16 @@ class Returner(Protocol):
     def gone(self, view: "View") -> None:
         """The last view is gone. Called by a finalizer: takes no locks."""
 
+    def give_back(self, lease: int) -> None:
+        """What was lent has been copied."""
+
 
 class View(weakref.ref[Bytes]):
     """Tells when the last view on a received buffer is gone. Kept in `_living` until then."""
 
-    __slots__ = ("lease", "length", "link", "offset", "segment")
+    __slots__ = ("faults", "lease", "length", "link", "offset", "segment")
 
+    faults: int
     lease: int
     length: int
     link: Returner
@@ -77,12 +80,11 @@ class Borrower:
         """The peer is gone: what is in use stays, the rest is unmapped."""
         self._segments.clear()
 
-    def fill(self, frame: Incoming, give_back: Callable[[int], None], *, may_hold: bool) -> None:
+    def fill(self, frame: Incoming, *, may_hold: bool) -> None:
         """Put the buffers that lie in shared memory among those that came inline.
 
         Args:
             frame: What has arrived.
-            give_back: Called with the lease of a buffer that was copied.
             may_hold: False: copy everything.
 
         Raises:
@@ -102,7 +104,7 @@ class Borrower:
             frame.nbytes += sum([length for _, _, length, _ in together])
             if private or not may_hold or not self._hold(segment, start, end - start):
                 memory = segment.copy(start, end - start)
-                give_back(lease)
+                self._link.give_back(lease)
             else:
                 memory = self._view(segment, start, end - start, lease)
             buffers += [memory[offset - start : offset - start + n] for _, offset, n, _ in together]
@@ -123,13 +125,15 @@ class Borrower:
     def settle(self) -> list[int]:
         """Let go of what is not in use any more; returns its leases. Under `_out`."""
         leases: list[int] = []
-        places: dict[ForeignSegment, list[tuple[int, int]]] = {}
+        places: dict[tuple[ForeignSegment, bool], list[tuple[int, int]]] = {}
+        so_far = faults()
         while self.released:
             view = self.released.popleft()
-            places.setdefault(view.segment, []).append((view.offset, view.length))
+            key = view.segment, view.faults != so_far
+            places.setdefault(key, []).append((view.offset, view.length))
             leases.append(view.lease)
-        for segment, gone in places.items():
-            segment.restore(gone)
+        for (segment, written), gone in places.items():
+            segment.restore(gone, written=written)
         self.held -= len(leases)
         return leases
 
@@ -143,7 +147,7 @@ class Borrower:
         array = segment.slice(offset, length)
         view = View(array, _gone)
         view.link, view.segment, view.lease = self._link, segment, lease
-        view.offset, view.length = offset, length
+        view.offset, view.length, view.faults = offset, length, faults()
         _living[id(view)] = view
         return array.data
 

@@ -27,13 +27,15 @@ class InprocLink(Link):
         self._deferred = surroundings.deferred
         self.other: InprocLink | None = None
         self._gone = False
+        self._sending = threading.Lock()
 
     def send(self, frame: Outgoing) -> bool:
         """Copy the frame over to the other end."""
         other = self.other
         if self._gone or other is None or other._gone:
             return False
-        credit = self.window.collect()
+        with self._sending:
+            credit = self.window.collect()
         arrived = Incoming(frame.kind, frame.tag, frame.ident, credit, frame.flags, frame.header)
         arrived.service, arrived.nbytes = frame.service, frame.nbytes
         if frame.buffers:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlinf.comm.frame import DROP, PRIVATE, SEGMENT, Outgoing
+from rlinf.comm.errors import ProtocolError
+from rlinf.comm.frame import DROP, PRIVATE, RELEASE, SEGMENT, Outgoing
 from rlinf.comm.pool import Pool, too_much
 from rlinf.comm.segment import ATLAS, Segment, address_of
 from rlinf.comm.transports.send_queue import Encoder, Entry
@@ -208,7 +209,7 @@ class Lender(Encoder):
             self._introduced[uid] = weakref.ref(segment, self._dropper(uid))
             head = Outgoing(SEGMENT, struct.pack("<Q", segment.size), ident=uid)
             entry = Entry(self.head(head), head, True)
-            entry.fds, entry.keep = (segment.fd,), segment
+            entry.fd, entry.keep = segment.fd, segment
             entries.append(entry)
         return entries
 
@@ -258,3 +259,19 @@ def checksum(place: Placed) -> int:
 
 def _places(frame: Outgoing) -> Sequence[Placed]:
     return frame.staged or ()  # type: ignore[return-value]
+
+
+def release(leases: Sequence[int]) -> Outgoing:
+    """The frame that gives these back."""
+    return Outgoing(RELEASE, struct.pack(f"<{len(leases)}Q", *leases))
+
+
+def numbers_of(data: bytes) -> tuple[int, ...]:
+    """The numbers in such a frame.
+
+    Raises:
+        ProtocolError: It is cut off.
+    """
+    if len(data) % 8:
+        raise ProtocolError("a list of numbers that is cut off")
+    return struct.unpack(f"<{len(data) // 8}Q", data)

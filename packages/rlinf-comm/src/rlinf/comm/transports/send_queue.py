@@ -28,15 +28,20 @@ Piece = memoryview | bytes
 
 
 class Entry:
-    """Bytes about to leave, whose they are, and whether their end ends the frame."""
+    """Bytes about to leave, whose they are, and whether their end ends the frame.
 
-    __slots__ = ("data", "fds", "frame", "keep", "last")
+    Attributes:
+        fd: A descriptor that is to be with the peer before these bytes are.
+        keep: What keeps it open.
+    """
+
+    __slots__ = ("data", "fd", "frame", "keep", "last")
 
     def __init__(self, data: Piece, frame: Outgoing, last: bool) -> None:
         self.data = data
         self.frame = frame
         self.last = last
-        self.fds: tuple[int, ...] = ()
+        self.fd: int | None = None
         self.keep: object = None
 
 
@@ -149,7 +154,6 @@ class SendQueue:
             size = len(entry.data) if isinstance(entry.data, bytes) else entry.data.nbytes
             if count < size:
                 if count:
-                    entry.fds = ()
                     entry.data = memoryview(entry.data)[count:]
                 return
             count -= size

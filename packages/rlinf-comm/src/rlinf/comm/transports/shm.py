@@ -1,8 +1,9 @@
 """shm: between processes of one host. Headers over a Unix socket, buffers in shared memory.
 
 The sender writes a buffer once, into its pool, and passes the pool's segments to each peer once
-(memfd over SCM_RIGHTS). A buffer that already lies in a segment this process has mapped is not
-written at all: one from `Endpoint.empty`, or one that came from another peer and is passed on.
+(memfd over SCM_RIGHTS, see `side`). A buffer that already lies in a segment this process has mapped
+is not written at all: one from `Endpoint.empty`, or one that came from another peer and is passed
+on.
 
 A place stays lent until the receiver's last view on it is gone; then its lease is given back
 (RELEASE). If a peer's socket closes, it holds no views any more: whoever still has views on a
@@ -12,29 +13,24 @@ Receivers own what they receive: see `segment` for how that is done without a co
 """
 
 import contextlib
-import os
 import secrets
 import socket
-import struct
 import threading
-from collections import deque
 
 from rlinf.comm import segment as segments
 from rlinf.comm.address import Address
 from rlinf.comm.errors import ProtocolError
-from rlinf.comm.frame import DROP, END, RELEASE, SEGMENT, Incoming, Outgoing
+from rlinf.comm.frame import DROP, END, MESSAGE, RELEASE, SEGMENT, SIDE, Incoming, Outgoing
 from rlinf.comm.pool import Pool
 from rlinf.comm.timers import Timer
 from rlinf.comm.transports.base import Link, Surroundings, Transport
 from rlinf.comm.transports.borrowing import Borrower, View
-from rlinf.comm.transports.lending import Lender, Stock, inspect
+from rlinf.comm.transports.lending import Lender, Stock, inspect, numbers_of, release
+from rlinf.comm.transports.side import Side
 from rlinf.comm.transports.stream import StreamLink
 
 BACKLOG = 1024
-MAX_FDS = 16
 HURRY_BYTES = 8 << 20
-_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4) if hasattr(socket, "CMSG_SPACE") else 0
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class ShmLink(StreamLink):
@@ -54,7 +50,7 @@ class ShmLink(StreamLink):
     ) -> None:
         self._transport = transport
         self._lender = Lender(transport.stock)
-        self._fds: deque[int] = deque()
+        self._side: Side | None = None
         self._settling = threading.Lock()
         self._ending = False
         self._only_views = False
@@ -75,22 +71,32 @@ class ShmLink(StreamLink):
         """How much of this endpoint's memory the peer holds."""
         return self._lender.lent_bytes
 
-    def _receive(self, room: memoryview, flags: int) -> int:
-        count, ancillary, _, _ = self._socket.recvmsg_into([room], _ANCILLARY, _CLOEXEC | flags)
-        for _, _, data in ancillary:
-            self._fds.extend(struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4]))
-            if len(self._fds) > MAX_FDS:  # more than a peer that means well ever has under way
-                self._close_fds()
+    def open_side(self) -> None:
+        """Make the second socket, before anything else is sent."""
+        self._side = Side.open(self._socket)
+
+    def _receive(self, room: memoryview, flags: int = 0) -> int:
+        if self._side is not None:
+            return super()._receive(room, flags)
+        count, self._side = Side.receive(self._socket, room, flags)
         return count
 
+    def _pass(self, fd: int) -> None:
+        assert self._side is not None
+        self._side.put(fd)
+
     def _absorb(self, frame: Incoming) -> bool:
+        if frame.kind == MESSAGE and frame.ident:
+            self._returned(frame.ident)
         if frame.kind >= SEGMENT and self.authenticated:
             self._housekeeping(frame)
+        elif frame.kind == SIDE:
+            return True
         elif not self._ending:
             if frame.places:
                 if self._borrower.released:
                     self.settle()
-                self._borrower.fill(frame, self._give_back, may_hold=not self._gone)
+                self._borrower.fill(frame, may_hold=not self._gone)
             return False
         if self._ending:
             self._end_if_free()
@@ -98,36 +104,43 @@ class ShmLink(StreamLink):
 
     def _housekeeping(self, frame: Incoming) -> None:
         if frame.kind == RELEASE:
-            with self._out:
-                back = self._lender.take_back(_numbers(frame.header))
-            inspect(back, self.peer)
-            back.clear()
-            self._transport.freed()
+            self._returned(*numbers_of(frame.header))
         elif frame.kind == SEGMENT:
-            if not self._fds or len(frame.header) != 8:
-                raise ProtocolError("a segment without its descriptor")
-            (size,) = _numbers(frame.header)
-            self._borrower.attach(frame.ident, self._fds.popleft(), size)
+            if self._side is None or len(frame.header) != 8:
+                raise ProtocolError("a segment without its size")
+            (size,) = numbers_of(frame.header)
+            self._borrower.attach(frame.ident, self._side.get(), size)
         elif frame.kind == DROP:
-            for uid in _numbers(frame.header):
+            for uid in numbers_of(frame.header):
                 self._borrower.drop(uid)
         elif frame.kind == END:
             self.close("the peer closed the connection")
+
+    def _returned(self, *leases: int) -> None:
+        with self._out:
+            back = self._lender.take_back(leases)
+        inspect(back, self.peer)
+        back.clear()
+        self._transport.freed()
 
     # -- giving back ---------------------------------------------------------------------------
 
     def gone(self, view: View) -> None:
         """The last view on a received buffer is gone. Called by a finalizer: takes no locks.
 
-        What is released goes back with the next frame, or before the dispatching thread sleeps;
-        large memory at once.
+        What is released goes back with the next frame, or before the thread sleeps that reads this
+        link; large memory at once.
         """
         released = self._borrower.released
         released.append(view)
         if view.length >= HURRY_BYTES or self._ending:
             self.settle()
-        elif len(released) == 1:
+        elif len(released) == 1 and self._watched:
             self._loop.post(self.settle)
+
+    def give_back(self, lease: int) -> None:
+        """What was lent has been copied."""
+        self.send(release([lease]))
 
     def settle(self) -> None:
         """Make released memory the sender's again, and tell it. Never blocks."""
@@ -149,15 +162,12 @@ class ShmLink(StreamLink):
             if frame is not None:
                 self._post(frame)
 
-    def _give_back(self, lease: int) -> None:
-        self.send(Outgoing(RELEASE, struct.pack("<Q", lease)))
-
     def _return(self, leases: list[int]) -> None:
         """Under `_out`."""
         if self._only_views:
             self._let_go()
         elif not self._gone:
-            self._post(Outgoing(RELEASE, struct.pack(f"<{len(leases)}Q", *leases)))
+            self._post(release(leases))
             if self._ending:
                 self._loop.post(self._end_if_free)
 
@@ -170,11 +180,22 @@ class ShmLink(StreamLink):
     def _let_in(self) -> None:
         if self._settling.acquire(blocking=False):
             leases = self._borrower.settle()
-            self._queue.add(Outgoing(RELEASE, struct.pack(f"<{len(leases)}Q", *leases)))
+            self._queue.add(release(leases))
             self._settling.release()
 
     def _let_out(self) -> None:
         self.settle()
+
+    def _return_one(self) -> int:
+        if self._writing or self._gone or not self._settling.acquire(blocking=False):
+            return 0
+        leases = self._borrower.settle()
+        self._settling.release()
+        if len(leases) == 1:
+            return leases[0]
+        if leases:
+            self._post(release(leases))
+        return 0
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -197,7 +218,7 @@ class ShmLink(StreamLink):
         with self._out:
             if self._gone:
                 return
-            self._gone = self._only_views = True
+            self._gone = self._only_views = self._watched = True
             self._loop.poller.unregister(self._fd)
             self._let_go()
         self._forget_if_gone()
@@ -205,6 +226,8 @@ class ShmLink(StreamLink):
     def abandon(self) -> None:
         """In a forked child: views on memory live on, but the parent alone gives them back."""
         self._only_views = False
+        if self._side is not None:
+            self._side.close()
         super().abandon()
 
     def _eof(self, reason: str) -> None:
@@ -233,12 +256,9 @@ class ShmLink(StreamLink):
             back = self._lender.take_all()
             back.clear()
             self._borrower.drop_all()
-            self._close_fds()
+            if self._side is not None:
+                self._side.close()
             self._transport.forget(self)
-
-    def _close_fds(self) -> None:
-        while self._fds:
-            os.close(self._fds.popleft())
 
     def _let_go(self) -> None:
         if not self._borrower.held and self._socket.fileno() >= 0:
@@ -284,7 +304,9 @@ class ShmTransport(Transport):
         except OSError:
             sock.close()
             raise
-        return self._link(sock, dialled=True)
+        link = self._link(sock, dialled=True)
+        link.open_side()
+        return link
 
     def allocate(self, nbytes: int) -> memoryview | None:
         """A place in the pool to be filled by the user; None where it is full at present."""
@@ -368,9 +390,3 @@ class ShmTransport(Transport):
         self._timer = None
         if self.pool.statistics().segments:
             self._tidy_later()
-
-
-def _numbers(data: bytes) -> tuple[int, ...]:
-    if len(data) % 8:
-        raise ProtocolError("a list of numbers that is cut off")
-    return struct.unpack(f"<{len(data) // 8}Q", data)

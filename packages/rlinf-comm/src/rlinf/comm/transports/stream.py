@@ -2,12 +2,6 @@
 
 Sending writes the original buffers (`sendmsg`) on the caller's thread; what the socket does not
 take stays queued and leaves, many frames a system call, as the socket allows.
-
-Reading is done by one thread at a time. As a rule that is the one that dispatches, told by the
-poller. A thread that waits for a message of this link's peer reads it itself (`take`): it sleeps in
-the socket, not in the poller, and what it waits for passes nobody else's hands. While that goes on
-the socket is out of the poller; what is not for that thread is handed to the one that dispatches.
-Once nobody has read for a millisecond, or somebody waits in another way, the poller has it again.
 """
 
 import contextlib
@@ -15,32 +9,19 @@ import errno
 import functools
 import itertools
 import socket
-import struct
-import threading
-import time
-from collections import deque
-from collections.abc import Collection
-from typing import ClassVar
 
-from rlinf.comm.errors import CodecError, PoolExhausted, ProtocolError
-from rlinf.comm.frame import MANY, MESSAGE, PREFIX, RAW, Incoming, Outgoing
+from rlinf.comm.frame import MESSAGE, PREFIX, Outgoing
 from rlinf.comm.poller import READ, WRITE
-from rlinf.comm.reader import Reader
-from rlinf.comm.transports.base import Desk, Link, Surroundings, small
+from rlinf.comm.transports.base import Surroundings, small
+from rlinf.comm.transports.reading import DONTWAIT, LINGER_S, ReadingLink, reason_of
 from rlinf.comm.transports.send_queue import Encoder, Entry, SendQueue
 from rlinf.comm.window import Window
 
 WRITES_AT_ONCE = 256
-READS_AT_ONCE = 16
-TAKE_S = 0.02  # how long a thread sleeps in the socket before it waits in the usual way
-LINGER_S = 0.001
-BROKEN = (ProtocolError, CodecError, PoolExhausted, MemoryError)
-DONTWAIT = socket.MSG_DONTWAIT
-_PATIENCE = struct.pack("ll", 0, round(TAKE_S * 1e6))  # a timeval
 
 
-class StreamLink(Link):
-    """See the module. `_out` guards everything of the sending side, `_reading` the other one.
+class StreamLink(ReadingLink):
+    """See the module. `_out` guards everything of the sending side.
 
     Args:
         sock: Connected, or being connected; non-blocking. The link owns it.
@@ -48,9 +29,6 @@ class StreamLink(Link):
         dialled: Whether this side made the connection; `on_open` is then reported.
         encoder: How frames become bytes.
     """
-
-    placed: ClassVar[bool] = False
-    shared: ClassVar[bool] = True  # whether other threads than the dispatching one may read
 
     def __init__(
         self,
@@ -60,38 +38,14 @@ class StreamLink(Link):
         dialled: bool,
         encoder: Encoder | None = None,
     ) -> None:
-        super().__init__(surroundings.owner, dialled=dialled)
-        config = surroundings.config
-        self._socket = sock
-        self._fd = sock.fileno()
-        self._loop = surroundings.loop
+        super().__init__(sock, surroundings, dialled=dialled)
         self._deferred = surroundings.deferred
-        self._reader = Reader(placed=self.placed, limit_bytes=config.max_message_bytes)
-        self._reader.memory = surroundings.memory
-        self._out = threading.Lock()
         self._encoder = encoder or Encoder()
-        self._queue = SendQueue(self._encoder, config.chunk_bytes)
+        self._queue = SendQueue(self._encoder, surroundings.config.chunk_bytes)
         self._connecting = self._writing = dialled
-        self._gone = self._shut = False
-        self._released: Collection[object] = ()  # what the link itself has to tell the peer
-        self._reading = threading.RLock()
-        self._shared = False
-        self._watched = True  # by the poller
-        self._looking = self._used = False
-        self._handed: deque[Incoming] = deque()
-        self._handing = 0
         self._loop.poller.register(self._fd, self._ready)
         if dialled:
             self._loop.poller.modify(self._fd, READ | WRITE)
-
-    def authenticate(self) -> None:
-        """Allow payload."""
-        super().authenticate()
-        self._reader.authenticate()
-        if self.shared and self._loop.poller.pauses:
-            self._socket.setblocking(True)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
-            self._shared = True
 
     def bind(self, window: Window) -> None:
         """Put its credit into the frames that leave."""
@@ -130,10 +84,12 @@ class StreamLink(Link):
     def send_small(self, tag: int, flags: int, header: bytes) -> bool:
         """Nothing else waits, as a rule: then it is one system call, and that is all."""
         with self._out:
+            ident = self._return_one() if self._released else 0
             if not (self._released or self._writing or self._gone):
-                mark, short = (flags, header) if flags else self._encoder.short(0, header)
-                credit = self._encoder.credit()
-                data = PREFIX.pack(MESSAGE, mark, 0, len(short), 0, 0, tag, 0, credit) + short
+                if not flags:
+                    flags, header = self._encoder.short(0, header)
+                credit, size = self.window.collect(), len(header)
+                data = PREFIX.pack(MESSAGE, flags, 0, size, 0, 0, tag, ident, credit) + header
                 try:
                     count = self._socket.send(data, DONTWAIT)
                 except OSError as error:
@@ -157,7 +113,7 @@ class StreamLink(Link):
     def _refused(self, error: OSError) -> int:
         if isinstance(error, BlockingIOError):
             return 0
-        self._fail_later(_reason(error))
+        self._fail_later(reason_of(error))
         return -1
 
     def _stuck(self, data: bytes, count: int, frame: Outgoing) -> None:
@@ -178,20 +134,25 @@ class StreamLink(Link):
                 self._ask(True)
                 return
             except OSError as error:
-                self._fail_later(_reason(error))
+                self._fail_later(reason_of(error))
                 return
             for frame in queue.written(count):
                 self._finish(frame)
         self._ask(False)
 
     def _write(self) -> int:
-        wire = self._queue.wire
-        if wire[0].fds:
-            return self._socket.sendmsg([wire[0].data], _rights(wire[0].fds), DONTWAIT)
-        if len(wire) == 1:
-            return self._socket.send(wire[0].data, DONTWAIT)
-        together = itertools.takewhile(lambda e: not e.fds, itertools.islice(wire, WRITES_AT_ONCE))
+        together = list(itertools.islice(self._queue.wire, WRITES_AT_ONCE))
+        for entry in together:
+            if entry.fd is not None:
+                self._pass(entry.fd)
+                entry.fd = None
+        if len(together) == 1:
+            return self._socket.send(together[0].data, DONTWAIT)
         return self._socket.sendmsg([entry.data for entry in together], (), DONTWAIT)
+
+    def _pass(self, fd: int) -> None:
+        """Pass a descriptor that the peer needs for the bytes that come next."""
+        raise NotImplementedError
 
     def _finish(self, frame: Outgoing) -> None:
         """A frame has left: whoever holds its buffers may let go."""
@@ -204,18 +165,14 @@ class StreamLink(Link):
             self._writing = writing
             self._poll()
 
-    def _poll(self) -> None:
-        """Tell the poller what to look for; under `_out`."""
-        flags = (READ if self._watched else 0) | (WRITE if self._writing else 0)
-        self._loop.poller.modify(self._fd, flags)
-
     def _let_in(self) -> None:
         """A frame is about to leave: what was released may go along. Under `_out`."""
 
-    def _let_out(self) -> None:
-        """`_out` is free again, and there is something released."""
+    def _return_one(self) -> int:
+        """What a message is to say of what is released, if that is one thing. Under `_out`."""
+        return 0
 
-    # -- reading, on the dispatching thread ----------------------------------------------------
+    # -- told by the poller --------------------------------------------------------------------
 
     def _ready(self, flags: int) -> None:
         if flags != READ and flags & WRITE and not self._gone:
@@ -243,194 +200,6 @@ class StreamLink(Link):
         """The connection is there."""
         self.owner.on_open(self)
 
-    def _read(self) -> None:
-        if not self._reading.acquire(blocking=False):
-            return  # whoever reads sees to it
-        busy = self._loop.busy
-        busy.append(self._pump)  # a wait from within runs it again, before it polls
-        try:
-            self._pump()
-            for _ in range(READS_AT_ONCE):
-                more = not self._gone and self._receive_some()
-                self._pump()
-                if not more:
-                    return
-        finally:
-            busy.pop()
-            self._done_reading()
-
-    def _receive_some(self) -> bool:
-        """Read what is there; says whether there may be more. Under `_reading`."""
-        room = self._reader.space()
-        try:
-            count = self._receive(room, DONTWAIT)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError as error:
-            self._eof(_reason(error))
-            return False
-        if not count:
-            self._eof("the peer closed the connection")
-            return False
-        self._reader.filled(room, count)
-        return count == room.nbytes
-
-    def _receive(self, room: memoryview, flags: int) -> int:
-        return self._socket.recv_into(room, 0, flags)
-
-    def _pump(self) -> None:
-        """Report the frames that have been read. On the dispatching thread, under `_reading`."""
-        try:
-            while self._handed:
-                self._report()
-            while (frame := self._next()) is not None:
-                self.owner.on_frame(self, frame)
-        except BROKEN as error:
-            self._broken(error)
-
-    def _next(self) -> Incoming | None:
-        """The next frame that is not for the link itself, of what was read. Under `_reading`."""
-        reader = self._reader
-        while not self._gone and (frame := reader.next()) is not None:
-            if frame.credit:
-                self._credit(frame.credit)
-            if not self._absorb(frame):
-                return frame
-        return None
-
-    def _absorb(self, frame: Incoming) -> bool:
-        """Whether a frame was for the link itself."""
-        return False
-
-    def _credit(self, credit: int) -> None:
-        window = self.window
-        window.given += credit
-        if window.refused:
-            self._loop.post(functools.partial(self.owner.on_credit, self))
-
-    def _broken(self, error: Exception) -> None:
-        if isinstance(error, MemoryError):
-            self.close("there is no memory for a message of the size it claims to have")
-        else:
-            self.close(str(error))
-
-    # -- reading, on a thread that waits for a message -----------------------------------------
-
-    def take(self, tag: int, desk: Desk, deadline: float | None) -> bytes | Incoming | None:
-        """See `Link.take`; what comes for others is handed to the dispatching thread."""
-        if not self._shared or not self._reading.acquire(blocking=False):
-            return None
-        try:
-            # What was handed over is older than what is read now.
-            if self._handed or self._handing or self._gone or not desk.is_free(tag):
-                return None
-            if self._watched:
-                self._look_away()
-            self._used = True
-            return self._await(tag, desk, deadline)
-        except BROKEN as error:
-            self._broken(error)
-            return None
-        finally:
-            self._done_reading()
-
-    def _await(self, tag: int, desk: Desk, deadline: float | None) -> bytes | Incoming | None:
-        reader, window = self._reader, self.window
-        unread = reader.pos != reader.end
-        while True:
-            if unread:
-                found = reader.message(tag)
-                if found is not None:
-                    credit, flags, header = found
-                    window.taken += 1
-                    window.taken_bytes += len(header)
-                    if credit:
-                        self._credit(credit)
-                    return header if flags & RAW else Incoming(MESSAGE, tag, 0, 0, flags, header)
-                frame = self._next()
-                if frame is not None:
-                    return self._mine(frame, tag, desk)
-                if self._gone or (deadline is not None and time.monotonic() > deadline):
-                    return None
-            room = reader.space()
-            try:
-                count = self._receive(room, 0)
-            except OSError:
-                return None  # nothing comes, or nothing ever will: the poller will tell which
-            if not count:
-                return None
-            reader.filled(room, count)
-            unread = True
-
-    def _mine(self, frame: Incoming, tag: int, desk: Desk) -> Incoming | None:
-        """The frame, if that is what was waited for, else it is handed over."""
-        if frame.kind != MESSAGE or frame.tag != tag:
-            self._handed.append(frame)
-            self._loop.post(self._hand_over)
-            return None
-        if frame.flags & MANY:
-            return desk.first(self, frame)
-        self.window.taken += 1
-        self.window.taken_bytes += frame.nbytes
-        return frame
-
-    def _hand_over(self) -> None:
-        """Report what another thread has read. On the dispatching thread."""
-        try:
-            while self._handed:
-                self._report()
-        except BROKEN as error:
-            self._broken(error)
-
-    def _report(self) -> None:
-        self._handing += 1
-        try:
-            self.owner.on_frame(self, self._handed.popleft())
-        finally:
-            self._handing -= 1
-
-    def _look_away(self) -> None:
-        """The poller is not to see what comes. Under `_reading`."""
-        with self._out:
-            if self._gone:
-                return
-            self._watched = False
-            self._poll()
-        self._loop.apart.add(self._look_again)
-        if not self._looking:
-            self._looking = True
-            self._loop.call_later(LINGER_S, self._look)
-
-    def _look(self) -> None:
-        """On the dispatching thread: is this link still read by others?"""
-        used, self._used = self._used, False
-        if self._gone or not (used or not self._look_again()):
-            self._looking = False
-        else:
-            self._loop.call_later(LINGER_S, self._look)
-
-    def _look_again(self) -> bool:
-        """The poller is to see what comes; False: somebody is reading."""
-        if not self._reading.acquire(blocking=False):
-            return False
-        try:
-            with self._out:
-                if not self._gone and not self._watched:
-                    self._watched = True
-                    self._poll()
-            self._loop.apart.discard(self._look_again)
-            if self._reader.pos != self._reader.end:
-                self._loop.post(self._read)
-            return True
-        finally:
-            self._done_reading()
-
-    def _done_reading(self) -> None:
-        """Whoever reads last when the link is closed closes the socket, too."""
-        self._reading.release()
-        if self._shut:
-            self._socket.close()
-
     # -- the end -------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
@@ -452,7 +221,7 @@ class StreamLink(Link):
 
     def _close_socket(self) -> None:
         """Under `_out`."""
-        self._gone = True
+        self._gone = self._watched = True
         self._loop.poller.unregister(self._fd)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # a thread that reads wakes up
@@ -477,11 +246,3 @@ class StreamLink(Link):
             self._eof(reason)
         finally:
             self._done_reading()
-
-
-def _rights(fds: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))]
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)

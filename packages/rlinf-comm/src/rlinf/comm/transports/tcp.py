@@ -10,7 +10,6 @@ from rlinf.comm.transports.stream import StreamLink
 from rlinf.comm.transports.tls import Tls, TlsLink
 
 BACKLOG = 1024
-SOCKET_BYTES = 4 << 20
 KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 
 
@@ -57,7 +56,7 @@ class TcpTransport(Transport):
         """Begin to connect."""
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
-        _tune(sock)
+        tune(sock)
         code = sock.connect_ex((address.host, address.port))
         if code not in (0, 115, 36):  # EINPROGRESS on Linux, on macOS
             sock.close()
@@ -86,11 +85,12 @@ class TcpTransport(Transport):
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             while True:
                 sock, _peer = self._socket.accept()
-                _tune(sock)
+                tune(sock)
                 self.surroundings.owner.on_accept(self.link(sock, dialled=False))
 
 
-def _tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket) -> None:
+    """Not blocking, no delay, and noticing a peer that is gone."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -186,7 +186,7 @@ class TlsLink(StreamLink):
         if not self._gone and self._socket.pending():  # type: ignore[attr-defined]
             self._loop.post(self._read)
 
-    def _receive(self, room: memoryview, flags: int) -> int:
+    def _receive(self, room: memoryview, flags: int = 0) -> int:
         try:
             return super()._receive(room, flags)
         except ssl.SSLError as error:

@@ -1,4 +1,4 @@
-"""The trainer of this app: it can warm up on demonstrations before it learns from rewards."""
+"""The trainer of this app: it can warm up on demonstrations, and others get its weights."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ import torch
 from settings import RlhfConfig, SftConfig
 from tasks import Task
 
+from rlinf.workers import WorkerGroup
 from rlinf.workers.engines.models import build_model
 from rlinf.workers.engines.parameters import load_state, state_of
 from rlinf.workers.engines.torch_generate import TorchGenerate
@@ -14,7 +15,7 @@ from rlinf.workers.engines.torch_trainer import TorchTrainer
 from rlinf.workers.hosts import TrainerWorker
 from rlinf.workers.roles import Group
 
-__all__ = ["Actor"]
+__all__ = ["Actor", "sync"]
 
 
 @contextmanager
@@ -72,3 +73,9 @@ class Actor(TrainerWorker):
             return self._team.first(measured(step) if self.rank == 0 else 0.0)
 
         return look
+
+
+def sync(trainer: WorkerGroup, group: WorkerGroup, beside: bool = False) -> None:
+    """Bring the trainer's weights, as they are now, to `group`, `beside` what it is doing."""
+    [version, *_] = trainer.publish().result(None)
+    (group.renew if beside else group.load_weights)(version).result(None)

@@ -3,6 +3,7 @@
 hatch run rlhf                       # a tiny model learns to sort digits, on a Ray cluster
 hatch run rlhf algorithm=ppo         # with a critic; or dapo, rloo, reinforce++, gspo, dr_grpo
 hatch run rlhf plan=auto             # profiles itself and finds the best plan
+hatch run rlhf plan=spatial scheduling.max_staleness=1    # asynchronous: sampling goes on meanwhile
 hatch run rlhf launcher=inline       # the same program in one process, for pdb
 hatch run rlhf model=smollm2         # a real model of 135 M parameters learns to add
 hatch run rlhf trainer.engine=fsdp trainer.ranks=2    # the trainer on two processes
@@ -10,41 +11,44 @@ hatch run rlhf trainer.engine=fsdp trainer.ranks=2    # the trainer on two proce
 
 import itertools
 import sys
+from typing import Any
 
-from actor import Actor
+from actor import Actor, sync
 from evaluation import evaluate
 from settings import CHOICES, CONFIG, RlhfConfig
 
-from rlinf.workers import FlowPlanner, WorkerGroup, main_guard, wait_all
+from rlinf.workers import Cluster, FlowPlanner, WorkerGroup, main_guard, wait_all
+from rlinf.workers.ahead import Ahead
 from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.hosts import CriticWorker, RewardWorker, RolloutWorker
 from rlinf.workers.program import described, run_folder
 from rlinf.workers.recovery import Recovery
 from rlinf.workers.run import Run
 
+Groups = tuple[WorkerGroup, WorkerGroup, WorkerGroup, WorkerGroup | None]
+
+
+def launch(cluster: Cluster, config: RlhfConfig) -> Groups:
+    """Start the trainer, the rollout, the reward, and a critic where there is one."""
+    model, learning, sizes = config.model_spec(), config.trainer_config(), config.rollout
+    trainer = Actor.group(cluster, model, learning, count=learning.ranks, name="trainer")
+    served = config.model_spec(sizes.dtype)
+    rollout = RolloutWorker.group(cluster, served, sizes.engine, "trainer/0", name="rollout")
+    reward = RewardWorker.group(cluster, config.make_reward, name="reward")
+    critic = CriticWorker.group(cluster, model, config.critic, "trainer/0", name="critic")
+    started = trainer.launch(), rollout.launch(), reward.launch()
+    return (*started, critic.launch() if config.has_critic else None)
+
 
 def train(config: RlhfConfig) -> None:
     """The whole flow. Every call on a group is asynchronous; `wait_all` is the only barrier."""
-    task, sizes = config.make_task(), config.rollout
+    task = config.make_task()
     folder, origin = run_folder("rlhf", config.folder, config.resume)
     with (
         Run(folder) as run,
         config.open_cluster(folder) as cluster,
     ):
-        learning = config.trainer_config()
-        actor = Actor.group(
-            cluster, config.model_spec(), learning, count=learning.ranks, name="trainer"
-        )
-        trainer = actor.launch()
-        rollout = RolloutWorker.group(
-            cluster, config.model_spec(sizes.dtype), sizes.engine, "trainer/0", name="rollout"
-        ).launch()
-        reward = RewardWorker.group(cluster, config.make_reward, name="reward").launch()
-        critic = None
-        if config.has_critic:
-            critic = CriticWorker.group(
-                cluster, config.model_spec(), config.critic, "trainer/0", name="critic"
-            ).launch()
+        trainer, rollout, reward, critic = launch(cluster, config)
 
         def begin() -> None:
             trainer.warm_up(config).result(None)
@@ -58,21 +62,28 @@ def train(config: RlhfConfig) -> None:
         )
         learners = [trainer] if critic is None else [trainer, critic]
         recovery = Recovery(cluster, learners, checkpoints, begin, run)
-        queue, due = config.channels.experience_queue, True
+        queue, lead = config.channels.experience_queue, config.scheduling.max_staleness
+
+        def ask(step: int, round: int = 0) -> Any:
+            """Have the prompts of a step answered and scored: (calls, where it comes out)."""
+            prompts, samples = cluster.channels(step, "prompts", "samples")
+            scored = cluster.channels(step, *config.experience, config=queue)
+            prompts.put_many(config.requests(task, step, round))
+            prompts.close()
+            return [rollout.generate(prompts, samples), reward.score(samples, scored[0])], scored
+
+        ahead, due = Ahead(ask, cluster.give_up, config.steps), True
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
                 if due or config.syncs(step):
-                    sync(trainer, rollout)
-                for round in itertools.count():  # more than one where dynamic sampling wants them
-                    prompts, samples = cluster.channels(step, "prompts", "samples")
-                    scored = cluster.channels(step, *config.experience, config=queue)
-                    prompts.put_many(config.requests(task, step, round))
-                    prompts.close()
-                    stages = [rollout.generate(prompts, samples), reward.score(samples, scored[0])]
+                    sync(trainer, rollout, lead > 0)
+                stages, scored = ahead.take(step, lead if run.plan else 0)
+                for round in itertools.count(1):  # more where dynamic sampling wants them
                     stages += [critic.estimate(*scored)] if critic is not None else []
                     *_, [judged], [report, *_] = wait_all([*stages, trainer.train(scored[-1])])
                     if report.result is not None:
                         break
+                    stages, scored = ask(step, round)
                 metrics = report.result.metrics()
                 if critic is not None:
                     metrics |= judged.result.metrics()
@@ -81,14 +92,9 @@ def train(config: RlhfConfig) -> None:
                     rewards = evaluate(cluster, (rollout, reward), task, config, step)
                     metrics["eval_reward"] = rewards
                 run.record(step, metrics)
-            due = attempt.failed
+            if due := attempt.failed:
+                ahead.clear()
         run.finish()
-
-
-def sync(trainer: WorkerGroup, group: WorkerGroup) -> None:
-    """Bring the trainer's weights, as they are now, to `group`."""
-    [version, *_] = trainer.publish().result(None)
-    group.load_weights(version).result(None)
 
 
 if __name__ == "__main__":

@@ -95,10 +95,15 @@ class SchedulingConfig(PlanningConfig):
             sample is from the newest; with n the oldest are n - 1 steps behind (`staleness`), and
             their ratio to the policy that they came from is what the clip bounds. A run that is
             resumed, or repeats steps, begins with a sync.
+        max_staleness: Asynchronous training: generation is so many steps ahead of it and goes on
+            beside it. New weights are given to it at once; samples under way go on with them. None
+            that is trained on began with weights which were more steps behind (with a
+            `sync_interval` of n, n - 1 more). 0: each step waits for its samples.
     """
 
     batch_size: Natural = 0
     sync_interval: Count = 1
+    max_staleness: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +143,23 @@ class RlhfConfig(RunConfig):
         Choice.of(self.plan)
         if self.launcher == "inline" and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks={self.trainer.ranks} needs launcher=ray")
-        stale = self.scheduling.sync_interval - 1
         at_once = self.trainer.old_logprobs == "trainer" and self.trainer.importance_cap is None
-        if stale and at_once:
+        if self.staleness and at_once:
             raise ValueError(
-                f"with sync_interval={stale + 1} samples are up to {stale} steps old, for which "
+                f"samples are up to {self.staleness} steps old (scheduling), for which "
                 "old_logprobs=trainer does not correct: set old_logprobs=rollout, or importance_cap"
             )
+        if self.scheduling.max_staleness and self.plan in ("temporal", "auto"):
+            raise ValueError(
+                f"with scheduling.max_staleness={self.scheduling.max_staleness} generation goes on "
+                f"beside training, which plan={self.plan} does not allow for: plan=spatial, or the "
+                "path of a saved plan"
+            )
+
+    @property
+    def staleness(self) -> int:
+        """Steps that the weights of a sample are behind at most."""
+        return self.scheduling.max_staleness + self.scheduling.sync_interval - 1
 
     @property
     def has_critic(self) -> bool:
@@ -179,7 +194,12 @@ class RlhfConfig(RunConfig):
         if dynamic is not None and not dynamic.groups:
             dynamic = replace(dynamic, groups=self.prompts)
         longest = self.trainer.max_response_tokens or sizes.max_new_tokens
-        return replace(self.trainer, dynamic=dynamic, max_response_tokens=longest)
+        bound = self.trainer.max_staleness
+        if bound is None and self.scheduling.max_staleness:
+            bound = self.staleness
+        return replace(
+            self.trainer, dynamic=dynamic, max_response_tokens=longest, max_staleness=bound
+        )
 
     def model_spec(self, dtype: Dtype = "float32") -> ModelSpec:
         """The model to build."""

@@ -233,6 +233,10 @@ class Cluster:
         self.iterations.add_ring(tuple(channel.ref for channel in ring))
         return ring
 
+    def give_up(self, step: int) -> None:
+        """End the calls of an iteration whose outcome nobody wants, and empty its channels."""
+        self.iterations.give_up(step)
+
     def statistics(self) -> tuple[WorkerStatistics, ...]:
         """Every worker as it is now: incarnation, process, calls under way; the server first."""
         return self.controller.statistics()

@@ -27,7 +27,7 @@ from rlinf.workers.roles import (
     ScoredGroup,
     StepStats,
 )
-from rlinf.workers.stages import stage
+from rlinf.workers.stages import at_once, stage
 from rlinf.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -70,17 +70,48 @@ class RolloutWorker(Worker):
         self._engine = engine
         self._receiver = WeightReceiver(self.endpoint, self._engine)
         self._trainer = trainer
+        self._due: int | None = None
+        """The version to serve from the next token on; None: the one that is served."""
 
     @stage
     def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[int, Group]]:
-        """One group a request, in the order of completion."""
+        """One group a request, in the order of completion.
+
+        Samples that `renew` cuts off go on with the new weights, which read again what there is of
+        them; each token keeps the log-prob and the version that it was drawn with.
+        """
+        index = {request.uid: place for place, request in enumerate(requests)}
+        left = list(requests)
+        while left:
+            self._catch_up()
+            cut: list[GenerationRequest] = []
+            for group in self._engine.generate(left):
+                place = index[group.uid]
+                if self._due is None or group.complete:
+                    yield place, group
+                else:
+                    cut.append(group.resumed(requests[place].max_new_tokens))
+                if self._due is not None:  # it may have come before the engine listened
+                    self._engine.abort()
+            left = cut
+
+    def _catch_up(self) -> None:
+        due, self._due = self._due, None
+        if due is not None:
+            self._receiver.fetch(self._trainer, due)
         if not self._receiver.fingerprint:
             from rlinf.workers.weights import WeightsUnknown
 
             raise WeightsUnknown(f"{self.id} has no weights yet: call load_weights first")
-        index = {request.uid: place for place, request in enumerate(requests)}
-        for group in self._engine.generate(requests):
-            yield index[group.uid], group
+
+    @at_once
+    def renew(self, version: int) -> None:
+        """Serve the trainer's weights of this version from the next token on.
+
+        Returns at once; samples that are being drawn go on with them.
+        """
+        self._due = version
+        self._engine.abort()
 
     def load_weights(self, version: int) -> str:
         """Serve the trainer's weights of this version; returns their fingerprint."""

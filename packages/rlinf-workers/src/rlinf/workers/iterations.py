@@ -88,11 +88,14 @@ class Iterations:
                 self._running[step] = running
         if error is None:
             return self._background(flow)
-        with self._lock:
-            self._failed |= {n: c for n, (at, c) in self._channels.items() if at == step}
-        for number in (*numbers, *running):
-            self._abort(number, str(error))
+        self._give_up(step, {*numbers, *running}, str(error))
         return None
+
+    def give_up(self, step: int) -> None:
+        """End an iteration whose outcome nobody wants any more."""
+        with self._lock:
+            running = self._running.pop(step, set())
+        self._give_up(step, running, f"iteration {step} was given up")
 
     def discard(self) -> None:
         """Have the channels of iterations that failed emptied and forgotten.
@@ -100,6 +103,12 @@ class Iterations:
         What a worker still holds it gives back once it has noticed; the next call gets that.
         """
         self._submit(self._discard)
+
+    def _give_up(self, step: int, calls: Iterable[int], because: str) -> None:
+        with self._lock:
+            self._failed |= {n: c for n, (at, c) in self._channels.items() if at == step}
+        for number in calls:
+            self._abort(number, because)
 
     def _settle(self, flow: Flow) -> None:
         """Close the output: those downstream come to their end. Then forget what was read."""

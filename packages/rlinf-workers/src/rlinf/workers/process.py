@@ -2,7 +2,7 @@
 
 The main thread constructs the worker, says hello to the controller, and then carries out calls one
 after another. The endpoint's dispatching thread queues them, and answers `Probe`, `Abort` and
-`Shutdown` itself, so a busy worker still answers.
+`Shutdown` itself, and calls of methods marked `at_once`, so a busy worker still answers.
 """
 
 import logging
@@ -34,6 +34,7 @@ from rlinf.workers.messages import (
     Pulse,
     Shutdown,
 )
+from rlinf.workers.stages import is_at_once
 from rlinf.workers.tracing import traced_communication
 
 __all__ = ["WorkerProgram"]
@@ -120,7 +121,10 @@ class _Loop:
             request.reply(Pulse.now(worker.context.devices if worker else self._program.devices))
             return
         if isinstance(message, Call | Move | Leave):
-            self._inbox.put(request)
+            if is_at_once(self._program.cls, message.method):
+                self._execute(request)
+            else:
+                self._inbox.put(request)
             return
         if isinstance(message, Abort):
             with self._lock:

@@ -5,10 +5,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-__all__ = ["Again", "Stage", "holds_state", "public_methods", "stage", "stages"]
+__all__ = [
+    "Again",
+    "Stage",
+    "at_once",
+    "is_at_once",
+    "holds_state",
+    "public_methods",
+    "stage",
+    "stages",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK = "__rlinf_stage__"
+AT_ONCE = "__rlinf_at_once__"
 HOOKS = ("close", "count_tokens", "recovered")
 
 
@@ -62,6 +72,21 @@ def stage(function: F | None = None, *, finish: str = "") -> F | Callable[[F], F
     if function is None:
         return lambda real: _mark(real, finish)
     return _mark(function, finish)
+
+
+def at_once(function: F) -> F:
+    """Mark a method as one that is carried out when it is called, beside a stage under way.
+
+    It runs on the thread that takes in messages, so it must be quick, wait for nobody, and share
+    what it touches with the main thread safely.
+    """
+    setattr(function, AT_ONCE, True)
+    return function
+
+
+def is_at_once(cls: type, method: str) -> bool:
+    """Whether `at_once` marks this method."""
+    return hasattr(getattr(cls, method, None), AT_ONCE)
 
 
 def _mark(function: F, finish: str) -> F:

@@ -186,6 +186,7 @@ def counted(group: ScoredGroup, kept: TrainRows | None, version: int) -> Partial
         tokens=group.token_count,
         trained_tokens=0 if kept is None else int(kept.mask.sum()),
         staleness=version - int(group.group.versions.min()),
+        mixed=group.group.mixed,
         episodes=EpisodeStats.of(group.group.episodes),
     )
 

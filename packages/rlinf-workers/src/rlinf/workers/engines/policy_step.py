@@ -86,7 +86,8 @@ def policy_loss(
     advantages = per_token(micro, layout.width, device)
     loss = POLICY_LOSSES[config.loss](wide, old, advantages, mask, config.clip)
     cap = config.importance_cap
-    weighed = loss.loss if cap is None else loss.loss * importance_weights(old, rollout, cap)
+    weights = None if cap is None else importance_weights(old, rollout, cap)
+    weighed = loss.loss if weights is None else loss.loss * weights
     penalised = weighed + _penalty(micro, wide, config)
     total, weight = reduce(penalised, mask, config.divisor)
     drift = kl(rollout, wide.detach(), "k3")
@@ -95,6 +96,7 @@ def policy_loss(
         loss=float(total.detach()),
         weight=float(weight),
         clipped=int((loss.clipped & mask).sum()),
+        truncated=0 if weights is None else int(((weights == cap) & mask).sum()),
         kl=float(masked_sum(drift, mask)),
         ratio_deviation=float(deviation),
     )

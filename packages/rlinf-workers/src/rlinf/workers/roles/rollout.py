@@ -147,6 +147,20 @@ class Group:
         """Tokens that the model wrote, of all responses together."""
         return int(self.trainable.sum())
 
+    @property
+    def complete(self) -> bool:
+        """Whether no sample was cut off."""
+        return not (self.finish == FINISH_REASONS.index("aborted")).any()
+
+    @property
+    def mixed(self) -> int:
+        """Samples whose tokens were drawn with more than one version of the weights."""
+        versions = self.token_versions
+        if versions is None:
+            return 0
+        inside = np.arange(versions.shape[1]) < self.lengths[:, None]
+        return int(((versions != self.versions[:, None]) & inside).any(1).sum())
+
     def response(self, sample: int) -> IntArray:
         """The token ids of one sample, without padding."""
         return self.tokens[sample, : self.lengths[sample]]

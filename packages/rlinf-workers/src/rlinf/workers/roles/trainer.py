@@ -32,7 +32,9 @@ class PartialStats:
         stale: Samples left out because their weights were too old; `dropped` has them too.
         tokens: Response tokens of all samples, without what tools wrote.
         trained_tokens: Response tokens of the samples that were trained on.
+        mixed: Samples whose tokens were drawn with more than one version of the weights.
         clipped: Tokens whose gradient was cut.
+        truncated: Tokens whose importance weight was above its cap.
         kl: k3 estimate of KL(rollout || trainer before the step), summed over trained tokens.
         ratio_deviation: Largest |ratio - 1| of a trained token (a maximum, not a sum).
         staleness: Largest number of versions a sample's weights were behind (a maximum).
@@ -51,7 +53,9 @@ class PartialStats:
     stale: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    mixed: int = 0
     clipped: int = 0
+    truncated: int = 0
     kl: float = 0.0
     ratio_deviation: float = 0.0
     staleness: int = 0

@@ -248,20 +248,23 @@ def _coded(found: Trajectory, codec: str) -> Trajectory:
 
 
 class PolicyTrainerWorker(PublisherWorker):
-    """Learns from trajectories."""
+    """Learns from trajectories; several ranks (`group(..., count=n)`) share each minibatch."""
 
     _engine: "PolicyTrainer"
 
     def __init__(
         self, spaces: "Spaces", config: "PolicyTrainerConfig", make_policy: MakePolicy
     ) -> None:
+        from rlinf.workers.team import Team
+
         self._spaces, self._config, self._make_policy = spaces, config, make_policy
+        self._team = Team.of(self)
         super().__init__()
 
     def _begin(self) -> None:
         from rlinf.workers.engines.policy_trainer import PolicyTrainer
 
-        self._engine = PolicyTrainer(self._make_policy(self._spaces), self._config)
+        self._engine = PolicyTrainer(self._make_policy(self._spaces), self._config, self._team)
 
     def warm_up(self, spec: "EnvironmentSpec", config: "ImitationConfig", seed: int) -> float:
         """Imitate the environment's script; the mean log-prob of its tokens at the end."""
@@ -279,6 +282,10 @@ class PolicyTrainerWorker(PublisherWorker):
     def finish_step(self) -> "PolicyStats":
         """Learn from everything that was taken in."""
         return self._engine.finish_step()
+
+    def close(self) -> None:
+        """See `Worker`."""
+        self._team.close()
 
     def count_tokens(self, item: object) -> int:
         """See `Worker`."""

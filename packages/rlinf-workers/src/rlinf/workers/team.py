@@ -110,6 +110,13 @@ class Team:
         """Rank 0's value, on every rank."""
         return self.gather(value)[0]
 
+    def add(self, tensor: "Tensor") -> None:
+        """Put the sum of everybody's tensors, which are alike, in the place of each."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.all_reduce(tensor)
+
     def collect(self, shards: Mapping[str, Shard]) -> dict[str, "Tensor"]:
         """The whole tensors that everybody's shards make, on rank 0; nothing on the others.
 

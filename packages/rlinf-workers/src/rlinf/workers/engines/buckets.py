@@ -1,65 +1,94 @@
 """Parameters that learn, laid end to end: one kernel for all of them, one message between ranks."""
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["Buckets"]
 
 NUMBERS = 1 << 24
 """Of a bucket; a larger parameter has one of its own."""
 
+Member = tuple[int, nn.Parameter]
+
 
 class Buckets:
     """Parameters and their gradients as views of a few flat tensors.
 
-    An optimiser steps over `flat` instead of the parameters: what is done to each tensor costs as
-    much for a bucket as for one bias. Which part of a model a parameter belongs to does not matter,
-    so several towers share buckets. For their modules the parameters stay what they are, except
-    that nobody else may replace their memory or their gradients.
+    What is done to a tensor costs as much for a bucket as for one bias. A bucket goes on where a
+    part of the model (a vision tower, a language model) ends: what is reduced over ranks does not
+    know of parts. But each part has slices of its own for an optimiser, since parts may learn at
+    different times. For their modules the parameters stay what they are, except that nobody else
+    may replace their memory or their gradients.
 
     Args:
-        parameters: In order.
+        parts: The parameters of each part, in order.
         numbers: Of a bucket at most.
 
     Attributes:
-        flat: The buckets, each with a gradient.
+        members: The parameters of each bucket.
+        flat: Of each part, the slices of buckets that an optimiser steps over.
+        gradients: The buckets of gradients.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], numbers: int = NUMBERS) -> None:
-        self._members = list(_cut(parameters, numbers))
-        self.flat = [
-            nn.Parameter(torch.cat([p.detach().flatten() for p in members]))
-            for members in self._members
+    def __init__(self, parts: Sequence[Iterable[nn.Parameter]], numbers: int = NUMBERS) -> None:
+        cut = list(_cut([(index, p) for index, part in enumerate(parts) for p in part], numbers))
+        self.members = [[p for _, p in bucket] for bucket in cut]
+        self._values = [
+            torch.cat([p.detach().flatten() for p in bucket]) for bucket in self.members
         ]
-        self._gradients = [torch.zeros_like(flat) for flat in self.flat]
-        self.clear()
+        self.gradients = [torch.zeros_like(values) for values in self._values]
+        self.flat: list[list[nn.Parameter]] = [[] for _ in parts]
+        self._slices: list[tuple[nn.Parameter, int, slice]] = []
+        for number, bucket in enumerate(cut):
+            end = 0
+            for part, run in itertools.groupby(bucket, lambda member: member[0]):
+                begin, end = end, end + sum(p.numel() for _, p in run)
+                piece = nn.Parameter(self._values[number][begin:end])
+                self.flat[part].append(piece)
+                self._slices.append((piece, number, slice(begin, end)))
         self.attach()
 
     def clear(self) -> None:
-        """Begin with no gradient."""
-        for flat, gradient in zip(self.flat, self._gradients, strict=True):
-            flat.grad = gradient.zero_()
+        """Begin with no gradient; an optimiser may have let go of those of its slices."""
+        for gradient in self.gradients:
+            gradient.zero_()
+        for piece, number, where in self._slices:
+            piece.grad = self.gradients[number][where]
 
     def attach(self) -> None:
-        """Let the parameters lie in the buckets again, after these were moved."""
-        for flat, gradient, members in zip(self.flat, self._gradients, self._members, strict=True):
-            sizes = [p.numel() for p in members]
-            values, slopes = torch.split(flat.detach(), sizes), torch.split(gradient, sizes)
-            for parameter, value, slope in zip(members, values, slopes, strict=True):
+        """Let everything lie in the buckets again, after these were moved."""
+        for values, gradient, bucket in zip(
+            self._values, self.gradients, self.members, strict=True
+        ):
+            sizes = [p.numel() for p in bucket]
+            views = zip(torch.split(values, sizes), torch.split(gradient, sizes), strict=True)
+            for parameter, (value, slope) in zip(bucket, views, strict=True):
                 parameter.data = value.view(parameter.shape)
                 parameter.grad = slope.view(parameter.shape)
+        for piece, number, where in self._slices:
+            piece.data = self._values[number][where]
+            piece.grad = self.gradients[number][where]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What is to be moved."""
+        yield from self._values
+        yield from self.gradients
 
 
-def _cut(parameters: Iterable[nn.Parameter], numbers: int) -> Iterator[list[nn.Parameter]]:
+def _cut(members: Iterable[Member], numbers: int) -> Iterator[list[Member]]:
     """Runs of one dtype and device, of so many numbers at most."""
-    run: list[nn.Parameter] = []
-    for parameter in parameters:
-        alike = run and (run[0].dtype, run[0].device) == (parameter.dtype, parameter.device)
-        if run and not (alike and sum(p.numel() for p in run) + parameter.numel() <= numbers):
-            yield run
-            run = []
-        run.append(parameter)
+    run: list[Member] = []
+    for member in members:
+        parameter = member[1]
+        if run:
+            last, held = run[-1][1], sum(p.numel() for _, p in run)
+            alike = (last.dtype, last.device) == (parameter.dtype, parameter.device)
+            if not alike or held + parameter.numel() > numbers:
+                yield run
+                run = []
+        run.append(member)
     if run:
         yield run

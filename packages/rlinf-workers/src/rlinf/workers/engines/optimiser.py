@@ -131,9 +131,12 @@ class Optimiser:
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything that lies on the device besides the parameters: gradients and moments."""
+        yield from (p.grad for p in self._parameters if p.grad is not None)
+        yield from self.moments()
+
+    def moments(self) -> Iterator[Tensor]:
+        """Of the gradients, as they lie on the device."""
         for parameter in self._parameters:
-            if parameter.grad is not None:
-                yield parameter.grad
             for value in self._adam.state.get(parameter, {}).values():
                 # The step counter stays where AdamW put it.
                 if isinstance(value, Tensor) and value.dim():

@@ -10,17 +10,17 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.algorithms.losses import Clip, PolicyLoss, ppo_clip, value_loss
-from rlinf.workers.bounds import Count, NonNegative, Positive, Share
+from rlinf.workers.algorithms.losses import PolicyLoss, ppo_clip, value_loss
 from rlinf.workers.engines.buckets import Buckets
-from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
+from rlinf.workers.engines.optimiser import Optimiser
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.policy_learning import PolicyStats, PolicyTrainerConfig
 from rlinf.workers.engines.trajectory_batch import (
     Flat,
     episode_advantages,
@@ -28,8 +28,11 @@ from rlinf.workers.engines.trajectory_batch import (
     grid,
     stream_advantages,
 )
+from rlinf.workers.engines.vision_tower import VisionTower
+from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.policy import Policy
 from rlinf.workers.roles.simulator import Trajectory
+from rlinf.workers.team import Team
 
 __all__ = ["PolicyStats", "PolicyTrainer", "PolicyTrainerConfig"]
 
@@ -37,107 +40,37 @@ WINDOW = 20
 """Of ended episodes, for the mean return."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyTrainerConfig:
-    """How a policy learns.
-
-    Attributes:
-        optimiser: AdamW's settings; a minibatch is one of its steps.
-        advantage: `gae`, with the policy's value; or `grpo` over episodes with the same seed.
-        by_success: With grpo: an episode's reward is 1 for a success, not the sum of its rewards.
-        gamma: Discount of a later reward, a decision.
-        lam: How far advantages trust later rewards (1) over the next value (0).
-        epochs: Passes over the decisions of an iteration.
-        minibatch: Decisions of an optimiser step.
-        clip: Of the ratio of probabilities.
-        value_coefficient: Weight of the value loss.
-        value_clip: How far values may move from what they were; None: no bound.
-        entropy_coefficient: Weight of the entropy, which is made larger.
-        normalise: Whether advantages are whitened within a minibatch (gae only).
-        target_kl: No further pass once the policy has moved so far; 0: no bound.
-        rows: Observations that are evaluated at once where no gradient is needed.
-        seed: Of the minibatches.
-    """
-
-    optimiser: OptimiserConfig = field(
-        default_factory=lambda: OptimiserConfig(lr=3e-4, warmup_steps=0, beta2=0.999, clip_norm=0.5)
-    )
-    advantage: Literal["gae", "grpo"] = "gae"
-    by_success: bool = False
-    gamma: Share = 0.99
-    lam: Share = 0.95
-    epochs: Count = 10
-    minibatch: Count = 64
-    clip: Clip = field(default_factory=Clip)
-    value_coefficient: NonNegative = 0.5
-    value_clip: Positive | None = None
-    entropy_coefficient: NonNegative = 0.0
-    normalise: bool = True
-    target_kl: NonNegative = 0.0
-    rows: Count = 8192
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyStats:
-    """One iteration of learning.
-
-    Attributes:
-        version: Of the weights after it.
-        steps: Actions that were carried out.
-        decisions: That were learnt from.
-        episodes: That ended.
-        lost: Episodes whose process was lost.
-        reward: Mean return of the last 20 episodes that ended; nan before the first.
-        success: Share of successes among the same.
-        updates: Optimiser steps.
-        policy_loss: Mean over them, as the three below.
-        value_loss: See `policy_loss`.
-        entropy: See `policy_loss`.
-        grad_norm: See `policy_loss`.
-        kl: Mean k3 estimate of KL(old || new) in the last pass.
-        clipped: Share of decisions in the last pass whose gradient was cut.
-        explained: 1 - mean squared error / variance of the value targets, before learning.
-    """
-
-    version: int
-    steps: int
-    decisions: int
-    episodes: int
-    lost: int
-    reward: float
-    success: float
-    updates: int
-    policy_loss: float
-    value_loss: float
-    entropy: float
-    grad_norm: float
-    kl: float
-    clipped: float
-    explained: float
-
-    def metrics(self) -> dict[str, float]:
-        """The iteration as numbers by name; there is no reward before an episode has ended."""
-        numbers = {name: float(getattr(self, name)) for name in self.__slots__}
-        numbers |= {"env_steps": numbers.pop("steps"), "staleness": 0.0}
-        return {name: value for name, value in numbers.items() if not math.isnan(value)}
-
-
 class PolicyTrainer:
     """Learns from trajectories. The result does not depend on how they were cut into calls.
 
     Not thread-safe.
+
+    Args:
+        policy: Every rank has it whole, beginning alike.
+        config: See there.
+        team: Ranks that learn together: each takes its share of a minibatch, and the sum of the
+            gradients is what one rank alone would have.
+
+    Raises:
+        ConfigError: A vision tower is to learn as it cannot.
     """
 
-    def __init__(self, policy: Policy, config: PolicyTrainerConfig | None = None) -> None:
+    def __init__(
+        self, policy: Policy, config: PolicyTrainerConfig | None = None, team: Team | None = None
+    ) -> None:
         if not isinstance(policy, nn.Module):
             raise TypeError(f"{type(policy).__name__} is no torch module")
-        self._config = config or PolicyTrainerConfig()
+        self._config = config = config or PolicyTrainerConfig()
+        self._team = team or Team()
         self.policy, self._module = policy, policy
         self._named = dict(policy.named_parameters())
         self._device = next(iter(self._named.values())).device
-        self._buckets = Buckets(p for p in policy.parameters() if p.requires_grad)
-        self._optimiser = Optimiser(self._buckets.flat, self._config.optimiser)
+        self.tower = _tower(policy, config, self._team)
+        self._buckets = Buckets(_parts(policy, config))
+        self._norm = torch.zeros(())
+        self._optimisers = [
+            Optimiser(flat, config.optimiser, lambda: self._norm) for flat in self._buckets.flat
+        ]
         # Its products are so small that a second thread only adds the wait for it.
         self._is_light = policy.actor().light
         self._held: list[Trajectory] = []
@@ -156,9 +89,11 @@ class PolicyTrainer:
 
     def finish_step(self) -> PolicyStats:
         """Learn from everything that was taken in. Raises `NonFiniteGradient`."""
-        held, self._held = self._held, []
+        held, self._held = [t for own in self._team.gather(self._held) for t in own], []
         ended = [e for one in held for e in one.episodes]
         self._returns += [(e.reward, e.success) for e in ended if not e.lost]
+        if self.tower is not None:
+            self.tower.catch_up()
         with _threads(1) if self._is_light else contextlib.nullcontext():
             decisions = self._settle(held) if held else None
             learnt = self._learn(decisions) if decisions is not None and len(decisions) else {}
@@ -177,6 +112,9 @@ class PolicyTrainer:
 
     def _settle(self, held: Sequence[Trajectory]) -> Flat:
         batch, config = grid(held), self._config
+        if self.tower is not None and not self.tower.joins(self._version):
+            shown, finals = self.tower.look(batch.shown), self.tower.look(batch.finals)
+            batch = replace(batch, shown=shown, finals=finals)
         with torch.no_grad():
             if config.advantage == "grpo":
                 advantages = episode_advantages(batch, config.by_success)
@@ -201,17 +139,22 @@ class PolicyTrainer:
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + self._version)
         parts = -(-len(decisions) // config.minibatch)
         ends = (torch.arange(parts + 1) * len(decisions) // parts).tolist()
+        lesson: list[tuple[Tensor, Tensor]] = []
         for epoch in range(config.epochs):
             watch = bool(config.target_kl) or epoch == config.epochs - 1
             moved.zero_()
             shuffled = decisions[torch.randperm(len(decisions), generator=generator)]
             for begin, end in itertools.pairwise(ends):
-                loss, losses = self._update(shuffled[begin:end])
+                loss, losses = self._update(shuffled[begin:end], lesson if epoch == 0 else None)
                 sums += losses
-                moved += _moved(loss) if watch else 0
+                moved += _moved(loss, end - begin) if watch else 0
             updates += parts
+            if watch:
+                self._team.add(moved)
             if config.target_kl and float(moved[0]) / parts > config.target_kl:
                 break
+        self._end_pass(lesson)
+        self._team.add(sums)
         means = (sums / updates).tolist()
         return {
             "decisions": len(decisions),
@@ -225,29 +168,56 @@ class PolicyTrainer:
             "explained": 1 - float(error) / variance if variance > 1e-12 else 0.0,
         }
 
-    def _update(self, part: Flat) -> tuple[PolicyLoss, Tensor]:
-        """One optimiser step; its policy, value loss, entropy and norm, [4]."""
-        config = self._config
-        shown = {name: tensor.to(self._device) for name, tensor in part.shown.items()}
-        found = self.policy.evaluate(shown, part.choices.to(self._device))
+    def _end_pass(self, lesson: list[tuple[Tensor, Tensor]]) -> None:
+        """What an iteration means for the tower."""
+        if self.tower is None:
+            return
+        if self.tower.joins(self._version):
+            self.tower.joined()
+        elif lesson:
+            self.tower.teach(lesson)
+
+    def _update(
+        self, part: Flat, lesson: list[tuple[Tensor, Tensor]] | None
+    ) -> tuple[PolicyLoss, Tensor]:
+        """One optimiser step; this rank's part of its policy, value loss, entropy and norm, [4]."""
+        config, count = self._config, len(part)
         advantages = part.advantages.to(self._device)
-        if config.normalise and config.advantage == "gae" and len(advantages) > 1:
+        if config.normalise and config.advantage == "gae" and count > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        old = part.logprobs.to(self._device)
-        loss = ppo_clip(found.logprobs, old, advantages, config.clip)
-        policy, entropy = loss.loss.mean(), found.entropy.mean()
+        if self._team.size > 1:
+            own = slice(self._team.rank, None, self._team.size)
+            part, advantages = part[own], advantages[own]
+        shown = {name: tensor.to(self._device) for name, tensor in part.shown.items()}
+        taught = lesson is not None and self.tower is not None and self.tower.is_late
+        if taught:
+            shown["features"].requires_grad_()
+        found = self.policy.evaluate(shown, part.choices.to(self._device))
+        loss = ppo_clip(found.logprobs, part.logprobs.to(self._device), advantages, config.clip)
+        policy, entropy = loss.loss.sum() / count, found.entropy.sum() / count
         total, values = policy, policy.new_zeros(())
         if config.entropy_coefficient:
             total = total - config.entropy_coefficient * entropy
         if config.advantage == "gae":
             before, targets = part.values.to(self._device), part.targets.to(self._device)
-            values = value_loss(found.values, before, targets, config.value_clip).mean()
+            values = value_loss(found.values, before, targets, config.value_clip).sum() / count
             total = total + 2 * config.value_coefficient * values
         total.backward()  # type: ignore[no-untyped-call]
-        norm = self._optimiser.step(1.0)
-        self._buckets.clear()
+        if taught and lesson is not None and shown["features"].grad is not None:
+            lesson.append((part.shown["image"], shown["features"].grad.cpu()))
+        norm = self._step() if self._team.rank == 0 else 0 * self._step()
         with torch.no_grad():
             return loss, torch.stack([policy, values, entropy, policy.new_tensor(norm)]).cpu()
+
+    def _step(self) -> float:
+        """Sum everybody's gradients, step with those parts that learn now; the norm before."""
+        for gradient in self._buckets.gradients:
+            self._team.add(gradient)
+        self._norm = nn.utils.get_total_norm(self._buckets.gradients)
+        joins = self.tower is None or self.tower.joins(self._version)
+        norms = [one.step(1.0) for one in self._optimisers[: None if joins else 1]]
+        self._buckets.clear()
+        return norms[0]
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -259,11 +229,20 @@ class PolicyTrainer:
         """What decides the iterations to come. Raises `ValueError` in the middle of one."""
         if self._held:
             raise ValueError("finish the step before saving")
-        tensors = {f"model.{name}": p.detach() for name, p in self._named.items()}
-        moments = self._optimiser.state(self._names())
-        tensors |= {f"optimiser.{name}": tensor for name, tensor in moments.items()}
-        tensors["returns"] = torch.tensor([list(map(float, r)) for r in self._returns]).view(-1, 2)
-        return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
+        numbers = {"version": self._version}
+        kept: dict[str, Tensor] = {}
+        if self.tower is not None:
+            self.tower.catch_up(0)
+            tensors, more = self.tower.save()
+            kept |= {f"tower.{name}": tensor for name, tensor in tensors.items()}
+            numbers |= {f"tower_{name}": number for name, number in more.items()}
+        kept |= {f"model.{name}": p.detach() for name, p in self._named.items()}
+        for index, optimiser in enumerate(self._optimisers):
+            moments = optimiser.state(self._names(index))
+            kept |= {f"optimiser{index}.{name}": tensor for name, tensor in moments.items()}
+            numbers[f"optimiser{index}_calls"] = optimiser.calls
+        kept["returns"] = torch.tensor([list(map(float, r)) for r in self._returns]).view(-1, 2)
+        return kept, numbers
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
         """Become what `save` described. Raises `WeightsMismatch`, with nothing changed."""
@@ -272,8 +251,13 @@ class PolicyTrainer:
             return {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
 
         load_state(self.state(), part("model."), complete=True)
-        self._optimiser.load(self._names(), part("optimiser."), numbers["optimiser_calls"])
+        for index, optimiser in enumerate(self._optimisers):
+            calls = numbers[f"optimiser{index}_calls"]
+            optimiser.load(self._names(index), part(f"optimiser{index}."), calls)
         self._buckets.clear()
+        if self.tower is not None:
+            own = {n.removeprefix("tower_"): k for n, k in numbers.items()}
+            self.tower.restore(part("tower."), own | {"version": numbers["tower_version"]})
         self._returns.clear()
         self._returns += [(float(r), bool(won)) for r, won in tensors["returns"].tolist()]
         self._held, self._version = [], numbers["version"]
@@ -295,17 +279,47 @@ class PolicyTrainer:
         self._buckets.attach()
 
     def _tensors(self) -> list[Tensor]:
-        frozen = [p for p in self._named.values() if not p.requires_grad]
-        return [*frozen, *self._buckets.flat, *self._optimiser.tensors()]
+        learnt = {id(p) for bucket in self._buckets.members for p in bucket}
+        rest = [p for p in self._named.values() if id(p) not in learnt]
+        moments = [t for one in self._optimisers for t in one.moments()]
+        return [*rest, *self._buckets.tensors(), *moments]
 
-    def _names(self) -> list[str]:
-        return [f"bucket{number}" for number in range(len(self._buckets.flat))]
+    def _names(self, index: int) -> list[str]:
+        return [f"bucket{number}" for number in range(len(self._buckets.flat[index]))]
 
 
-def _moved(loss: PolicyLoss) -> Tensor:
-    """How far the policy has moved: mean k3 of old || new, and share of what was cut, [2]."""
-    drift = loss.ratio - 1 - loss.ratio.log()  # k3: r - 1 - log r
-    return torch.stack([drift.mean(), loss.clipped.float().mean()]).cpu()
+def _tower(policy: Policy, config: PolicyTrainerConfig, team: Team) -> VisionTower | None:
+    """The policy's tower; None where it has none, or it is not to be told from the rest."""
+    if config.vision.update == "joint":
+        return None
+    module = getattr(policy, "vision", None)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(
+            f"trainer.vision.update={config.vision.update}, but {type(policy).__name__} has no "
+            "vision tower here"
+        )
+    if config.vision.update == "late" and team.size > 1:
+        raise ConfigError("trainer.vision.update=late needs a trainer of one rank")
+    return VisionTower(module, config.vision, config.optimiser)
+
+
+def _parts(policy: nn.Module, config: PolicyTrainerConfig) -> list[list[nn.Parameter]]:
+    """What learns: everything but a tower of its own, and such a tower if it joins at times."""
+    update, every = config.vision.update, [p for p in policy.parameters() if p.requires_grad]
+    if update == "joint":
+        return [every]
+    tower = {id(p) for p in policy.get_submodule("vision").parameters()}
+    rest = [p for p in every if id(p) not in tower]
+    return [rest, [p for p in every if id(p) in tower]] if update == "every" else [rest]
+
+
+def _moved(loss: PolicyLoss, count: int) -> Tensor:
+    """How far the policy has moved: k3 of old || new, and what was cut, as shares of `count`, [2].
+
+    k3: r - 1 - log r.
+    """
+    drift = loss.ratio - 1 - loss.ratio.log()
+    return (torch.stack([drift.sum(), loss.clipped.float().sum()]) / count).cpu()
 
 
 @contextlib.contextmanager

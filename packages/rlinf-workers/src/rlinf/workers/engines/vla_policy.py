@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.bounds import Count
+from rlinf.workers.bounds import Count, Natural
 from rlinf.workers.engines.action_tokens import evaluate_tokens, sample_tokens, token_values
 from rlinf.workers.engines.torch_actor import TorchActor
 from rlinf.workers.errors import ConfigError
@@ -32,6 +32,7 @@ class VlaSizes:
         layers: Its depth.
         heads: Its attention heads.
         patch: Edge of an image patch, which divides height and width.
+        vision_layers: Depth of a transformer over the patches alone; 0: none.
         words: Ids of an instruction are below this; 0 pads.
         bins: Values of each number of an action.
         chunk: Actions of a decision.
@@ -41,13 +42,17 @@ class VlaSizes:
     layers: Count = 2
     heads: Count = 4
     patch: Count = 16
+    vision_layers: Natural = 0
     words: Count = 1024
     bins: Count = 16
     chunk: Count = 4
 
 
 class VlaPolicy(nn.Module):
-    """A `Policy` over `image`, `instruction` and `state`; at least `image` or `state` is shown."""
+    """A `Policy` over `image`, `instruction` and `state`; at least `image` or `state` is shown.
+
+    With an `image` it is a `Sees`: its vision tower may be a component of its own.
+    """
 
     values_of_tokens: Tensor
 
@@ -66,7 +71,7 @@ class VlaPolicy(nn.Module):
     def _build(self, sizes: VlaSizes, spaces: Spaces) -> None:
         width, shown, places = sizes.width, spaces.observation, 1
         if "image" in shown:
-            self.vision = Vision(shown["image"], sizes.patch, width)
+            self.vision = Vision(shown["image"], sizes)
             places += self.vision.patches
         if "instruction" in shown:
             self.words = nn.Embedding(sizes.words, width, padding_idx=0)
@@ -82,10 +87,7 @@ class VlaPolicy(nn.Module):
         self.begin = nn.Parameter(torch.zeros(1, 1, width))
         self.ask = nn.Parameter(0.02 * torch.randn(1, self._tokens, width))
         self.place = nn.Parameter(0.02 * torch.randn(1, places + self._tokens, width))
-        layer = nn.TransformerEncoderLayer(
-            width, sizes.heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
-        )
-        self.trunk = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
+        self.trunk = _transformer(sizes, sizes.layers)
         self.norm = nn.LayerNorm(width)
         self.head, self.value_head = nn.Linear(width, sizes.bins), nn.Linear(width, 1)
         nn.init.zeros_(self.head.weight)
@@ -95,7 +97,9 @@ class VlaPolicy(nn.Module):
         """Logits [B, C, A, bins] and values [B]."""
         count = len(next(iter(observations.values())))
         parts = [self.begin.expand(count, -1, -1)]
-        if "image" in observations:
+        if "features" in observations:
+            parts.append(observations["features"])
+        elif "image" in observations:
             parts.append(self.vision(observations["image"]))
         if "instruction" in observations:
             parts.append(self.words(observations["instruction"].long()))
@@ -146,18 +150,28 @@ class VlaPolicy(nn.Module):
 
 
 class Vision(nn.Module):
-    """Pictures uint8 [B, H, W, 3] -> one vector a patch, [B, patches, width]."""
+    """The vision tower: pictures uint8 [B, H, W, 3] -> one vector a patch, [B, patches, width]."""
 
-    def __init__(self, image: Field, patch: int, width: int) -> None:
+    def __init__(self, image: Field, sizes: VlaSizes) -> None:
         super().__init__()
-        height, wide, channels = image.shape
+        (height, wide, channels), patch = image.shape, sizes.patch
         if height % patch or wide % patch:
             raise ConfigError(f"policy.vla.patch={patch} does not divide pictures of {image.shape}")
         self.patches = (height // patch) * (wide // patch)
-        self.embed = nn.Conv2d(channels, width, patch, patch)
+        self.embed = nn.Conv2d(channels, sizes.width, patch, patch)
+        if sizes.vision_layers:
+            self.place = nn.Parameter(0.02 * torch.randn(1, self.patches, sizes.width))
+            self.trunk = _transformer(sizes, sizes.vision_layers)
 
     def forward(self, images: Tensor) -> Tensor:
         """See the class."""
         scaled = images.movedim(-1, 1).float() / 127.5 - 1
         found: Tensor = self.embed(scaled).flatten(2).mT
-        return found
+        return self.trunk(found + self.place) if hasattr(self, "trunk") else found
+
+
+def _transformer(sizes: VlaSizes, layers: int) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(
+        sizes.width, sizes.heads, 4 * sizes.width, 0.0, "gelu", batch_first=True, norm_first=True
+    )
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)

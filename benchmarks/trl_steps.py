@@ -1,11 +1,11 @@
 """TRL's half of the benchmark `rlhf`; run by another Python, one that has trl 1.16.0.
 
 Reads its settings as JSON from the first line of standard input, then does one optimiser step for
-each further line, and prints its seconds, and at the end its peak memory in bytes.
+each further line, and prints its seconds.
 """
 
+import contextlib
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -13,24 +13,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Token i is written " ti"; 0 pads, 1 begins, 2 ends."""
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocabulary)}, unk_token="t1"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="t0", bos_token="t1", eos_token="t2", padding_side="left"
-    )
-
-
-def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """1 where the prompt's last token occurs in the response."""
-    wanted = [int(prompt.rsplit("t", 1)[1]) for prompt in prompts]
-    return [float(token in ids) for token, ids in zip(wanted, completion_ids, strict=True)]
+def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """1 where the sum of the response's tokens is even."""
+    return [float(sum(ids) % 2 == 0) for ids in completion_ids]
 
 
 class Paced(TrainerCallback):
@@ -54,10 +43,10 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**settings["model"]))
+    model = AutoModelForCausalLM.from_pretrained(settings["folder"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(settings["folder"], padding_side="left")
     prompts, samples = settings["prompts"], settings["samples"]
     rows = prompts * samples
-    texts = [" ".join(f"t{i}" for i in ids) for ids in settings["asked"]]
     fixed = settings["fixed"]
     arguments = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
@@ -84,14 +73,12 @@ def main() -> None:
         model=model,
         reward_funcs=reward,
         args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": texts}),
-        processing_class=tokenizer_of(settings["model"]["vocab_size"]),
+        train_dataset=Dataset.from_dict({"prompt": settings["asked"]}),
+        processing_class=tokenizer,
         callbacks=[Paced()],
     )
-    try:
+    with contextlib.suppress(SystemExit):
         trainer.train()
-    except SystemExit:
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One GRPO step, end to end: this system on Ray against TRL, and against a plain loop.
+"""One GRPO step, end to end: this system, on Ray and in one process, against TRL and a plain loop.
 
 The same model, prompts, groups and lengths, one optimiser step, float32, all cores. TRL runs in a
 process of its own, with its own Python:
@@ -159,7 +159,9 @@ def requests(setting: Setting, task: Task, step: int) -> list[GenerationRequest]
 def trainer_config(setting: Setting) -> TrainerConfig:
     """GRPO as TRL does it by default, without KL."""
     optimiser = OptimiserConfig(lr=1e-4, warmup_steps=0)
-    return TrainerConfig(optimiser, max_response_tokens=setting.tokens)
+    return TrainerConfig(
+        optimiser, max_response_tokens=setting.tokens, micro_batch_tokens=4096
+    )
 
 
 def plain(setting: Setting, task: Task) -> Step:
@@ -285,17 +287,35 @@ class Trl:
         self._process.stdin.flush()
 
 
+LAUNCHERS = {"rlinf, on Ray": "ray", "rlinf, in one process": "inline"}
+
+
+def memory_of(setting: Setting, task: Task, launcher: str) -> int:
+    """The peak of a process that does nothing but this, and of all that it starts, in bytes."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    with Cluster(launcher=launcher) as cluster:
+        return peak_memory(framework(setting, task, cluster), 3, lambda: family(os.getpid()))
+
+
+def apart(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns, run in another process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
 def contest(setting: Setting, trl_python: Path, quick: bool) -> tuple[Samples, dict[str, int]]:
-    """Seconds of the steps, and the peak memory of the two systems in bytes."""
-    # In another process, for what making a model has left behind not to count.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as maker:
-        work = maker.submit(task, setting).result()
-    with Cluster(launcher="ray") as cluster:
-        ours = framework(setting, work, cluster)
-        memory = {"rlinf, on Ray": peak_memory(ours, 3, lambda: family(os.getpid()))}
-        trl = Trl(trl_python, setting, work)
-        memory["TRL"] = peak_memory(trl.step, 3, lambda: family(trl.pid))
-        contestants = {"one loop": plain(setting, work), "rlinf, on Ray": ours, "TRL": trl.step}
+    """Seconds of the steps, and peak memory in bytes."""
+    work = apart(task, setting)
+    memory = {name: apart(memory_of, setting, work, kind) for name, kind in LAUNCHERS.items()}
+    trl = Trl(trl_python, setting, work)
+    memory["TRL"] = peak_memory(trl.step, 3, lambda: family(trl.pid))
+    with Cluster(launcher="ray") as ray, Cluster(launcher="inline") as inline:
+        contestants = {
+            "one loop": plain(setting, work),
+            "rlinf, on Ray": framework(setting, work, ray),
+            "rlinf, in one process": framework(setting, work, inline),
+            "TRL": trl.step,
+        }
         rounds, patience = (5, 20) if quick else (30, 90)
         samples = race(contestants, rounds, warmup=1, patience_s=patience)
     trl.close()

@@ -71,6 +71,14 @@ def test_the_program_of_a_page_prints_what_the_page_says(page: Path, tmp_path: P
     assert done.stdout == "".join(_blocks(page, "text"))
 
 
+@pytest.mark.parametrize("leaf", ["channel", "comm", "sched", "workers"])
+def test_the_program_of_a_readme_is_the_example(leaf: str) -> None:
+    """Which the tests of the package run."""
+    program = _blocks(ROOT / f"packages/rlinf-{leaf}/README.md", "python")[0]
+    assert program == (ROOT / f"examples/{leaf}.py").read_text()
+    assert program.count("\n") < 40
+
+
 def test_the_tutorial_in_chinese_has_the_same_program() -> None:
     folder = ROOT / "docs/tutorials"
     for language in ("python", "text"):

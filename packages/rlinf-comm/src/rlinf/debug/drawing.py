@@ -20,6 +20,7 @@ OTHER: Final = "#9467bd"
 SILENT: Final = "#d62728"
 WIDTH, HEIGHT, GAP, MARGIN = 170, 46, 34, 30
 COLUMN: Final = 520
+WORDS, LINE = 150, 12
 
 
 def visualize_connection_graph(
@@ -122,7 +123,8 @@ def _svg(graph: ConnectionGraph) -> str:
             f'stroke-opacity="0.25"/>'
             f'<text x="{left + 12}" y="{MARGIN / 2 + 20}" fill-opacity="0.7">host {number}</text>'
         )
-    parts += [_line(edge, places) for edge in graph.connections]
+    taken: list[tuple[float, float]] = []
+    parts += [_line(edge, places, taken) for edge in graph.connections]
     silent = dict(graph.silent)
     parts += [_box(worker, places, worker.id in silent) for worker in graph.workers]
     return "\n".join([*parts, "</svg>"])
@@ -152,8 +154,10 @@ def _box(worker: WorkerRecord, places: dict[str, tuple[int, int]], silent: bool)
     )
 
 
-def _line(edge: Connection, places: dict[str, tuple[int, int]]) -> str:
-    """An arc whose width grows with the distance, so that arcs and their words stay apart."""
+def _line(
+    edge: Connection, places: dict[str, tuple[int, int]], taken: list[tuple[float, float]]
+) -> str:
+    """An arc whose width grows with the distance; its words go where no others are `taken`."""
     if str(edge.one) not in places or str(edge.other) not in places:
         return ""
     (x1, y1), (x2, y2) = places[str(edge.one)], places[str(edge.other)]
@@ -170,12 +174,22 @@ def _line(edge: Connection, places: dict[str, tuple[int, int]]) -> str:
             (x1, start), (x2, end) = (x2, end), (x1, start)
         path = f"M{x1 + WIDTH},{start} L{x2},{end}"
         at = (x2 - 130, end - (end - start) * 130 / (x2 - x1 - WIDTH) - 6)
+    at = _free(at, taken)
     return (
         f'<g><title>{escape(edge.because)}</title><path d="{path}" fill="none" '
         f'stroke="{colour}" stroke-width="2"{dashes}/>'
         f'<text x="{at[0]:.0f}" y="{at[1]:.0f}" fill="{colour}" font-size="11">'
         f"{escape(said(edge))}</text></g>"
     )
+
+
+def _free(at: tuple[float, float], taken: list[tuple[float, float]]) -> tuple[float, float]:
+    """The next place below where words do not cover others."""
+    x, y = at
+    while any(abs(x - other_x) < WORDS and abs(y - other_y) < LINE for other_x, other_y in taken):
+        y += LINE
+    taken.append((x, y))
+    return x, y
 
 
 def _hosts(graph: ConnectionGraph) -> list[str]:

@@ -2,14 +2,23 @@
 
 import ast
 import functools
+import importlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
+
+from rlinf.channel.errors import Timeout as ChannelTimeout
+from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.sched import Plan, TraceError
+from rlinf.workers import StartError
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/troubleshooting.md"
@@ -45,6 +54,45 @@ def test_a_quoted_message_is_in_the_code(message: str) -> None:
     assert any(message in template for template in _templates()), f"nothing says: {message}"
 
 
+LEAVES = ("channel", "comm", "sched", "workers")
+
+
+def _errors() -> dict[str, type[BaseException]]:
+    """Every error that a package has, without the base of each."""
+    found = {}
+    for leaf in LEAVES:
+        module = importlib.import_module(f"rlinf.{leaf}.errors")
+        kinds = [one for one in vars(module).values() if isinstance(one, type)]
+        own = [one for one in kinds if one.__module__ == module.__name__]
+        found |= {one.__name__: one for one in own if one.__base__ is not Exception}
+    return found
+
+
+def test_every_error_has_its_line_in_the_table() -> None:
+    lines = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)` \| (.+) \|$', PAGE.read_text(), re.M)
+    assert {name for _, name, _ in lines} == _errors().keys()
+    assert all(anchor == name.lower() for anchor, name, _ in lines)
+    titles = re.findall(r"^## (.+)$", PAGE.read_text(), re.M)
+    anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+    linked = {target for *_, text in lines for target in re.findall(r"\(#([\w-]+)\)", text)}
+    assert linked <= anchors, linked - anchors
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CommTimeout("late"),
+        ChannelTimeout("samples", "get", 1.0),
+        StartError("it did not start", worker="w/0"),
+        TraceError("nothing there"),
+    ],
+    ids=lambda error: type(error).__module__,
+)
+def test_an_error_says_where_to_look(error: BaseException) -> None:
+    line = f"see docs/troubleshooting.md#{type(error).__name__.lower()}"
+    assert "".join(traceback.format_exception(error)).splitlines()[-1] == line
+
+
 PAGES = sorted((*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/*/README.md")))
 PROGRAMS = [page for kind in ("tutorials", "howto") for page in (ROOT / "docs" / kind).glob("*.md")]
 
@@ -71,12 +119,58 @@ def test_the_program_of_a_page_prints_what_the_page_says(page: Path, tmp_path: P
     assert done.stdout == "".join(_blocks(page, "text"))
 
 
-@pytest.mark.parametrize("leaf", ["channel", "comm", "sched", "workers"])
+@pytest.mark.parametrize("leaf", LEAVES)
 def test_the_program_of_a_readme_is_the_example(leaf: str) -> None:
     """Which the tests of the package run."""
     program = _blocks(ROOT / f"packages/rlinf-{leaf}/README.md", "python")[0]
     assert program == (ROOT / f"examples/{leaf}.py").read_text()
     assert program.count("\n") < 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page_are_well_formed(page: Path) -> None:
+    for block in _blocks(page, "python"):
+        ast.parse(block)
+    for block in _blocks(page, "toml"):
+        tomllib.loads(block)
+    for block in _blocks(page, "bash"):
+        checks = [["bash", "-n"], ["shellcheck", "-s", "bash", "-"]]
+        for command in checks[: 2 if shutil.which("shellcheck") else 1]:
+            done = subprocess.run(command, input=block, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+CLUSTER = ROOT / "docs/cluster.md"
+
+
+def test_the_plan_for_a_cluster_is_made_as_the_page_says(tmp_path: Path) -> None:
+    [program] = _blocks(CLUSTER, "python")
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(Plan.load(tmp_path / "plan.yaml").placements()) == {"rollout", "trainer"}
+
+
+def test_the_kubernetes_file_has_the_keys_of_its_kind() -> None:
+    """Those of KubeRay's API `ray.io/v1`: what it must have, and what it may have beside."""
+    [text] = _blocks(CLUSTER, "yaml")
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    spec = job["spec"]
+    assert spec.keys() == {"entrypoint", "shutdownAfterJobFinishes", "rayClusterSpec"}
+    program, *arguments = spec["entrypoint"].split()[1:]
+    assert program.startswith("/rlinf/") and (ROOT / program.removeprefix("/rlinf/")).exists()
+    assert all("=" in argument for argument in arguments)
+    cluster = spec["rayClusterSpec"]
+    assert cluster.keys() == {"headGroupSpec", "workerGroupSpecs"}
+    assert cluster["headGroupSpec"].keys() == {"rayStartParams", "template"}
+    for group in cluster["workerGroupSpecs"]:
+        assert group.keys() == {"groupName", "replicas", "rayStartParams", "template"}
+    volumes = cluster["headGroupSpec"]["template"]["spec"]
+    assert {volume["name"] for volume in volumes["volumes"]} == {
+        mount["name"] for mount in volumes["containers"][0]["volumeMounts"]
+    }
 
 
 def test_the_tutorial_in_chinese_has_the_same_program() -> None:

@@ -101,7 +101,7 @@ def test_the_log_has_what_the_job_told_and_what_began_and_ended() -> None:
         (2, 6.0, "full"),
         (3, 8.0, "over"),
     ]
-    assert entries[-1].text == "q is no longer full"
+    assert entries[-1].text == "q has room again"
     assert len(log.take([], [full], 9.0)) == 3
 
 

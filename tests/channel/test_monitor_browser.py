@@ -106,7 +106,7 @@ def test_a_full_channel(here: Endpoint, browser: Browser) -> None:
     channel.get()
     waiting.result(WAIT_S)
     never(browser, "#findings li", "narrow")
-    soon(browser, "#log tr", "narrow is no longer full")
+    soon(browser, "#log tr", "narrow has room again")
 
 
 def test_an_imbalance(rig: Rig, here: Endpoint, browser: Browser) -> None:

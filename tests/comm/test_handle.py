@@ -144,7 +144,7 @@ def test_wait_all_names_the_handle_that_failed_and_leaves_the_others_alone():
     handles[1].set_error(PeerLost("gone"))
     with pytest.raises(PeerLost) as caught:
         wait_all(handles, timeout=1)
-    assert "handle 1 of 3: b" in caught.value.__notes__[0]
+    assert "handle 1 of 3: b" in caught.value.__notes__[-1]
     assert not handles[2].done()
 
 

@@ -27,6 +27,8 @@ An error crosses processes, and pickles, as its class and its `values`: what its
 
 from collections.abc import Iterable
 
+from rlinf.comm.errors import where_to_look
+
 
 class ChannelError(Exception):
     """Base of every error of this package.
@@ -37,6 +39,7 @@ class ChannelError(Exception):
 
     def __init__(self, message: str, *values: object) -> None:
         super().__init__(message)
+        self.add_note(where_to_look(type(self)))
         self.values = values
 
     def __reduce__(self) -> tuple[type["ChannelError"], tuple[object, ...]]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from rlinf.channel.findings import WORDS, findings
+from rlinf.channel.findings import ENDS, findings
 from rlinf.channel.snapshot import Snapshot
 
 Sample = tuple[dict[str, str], float]
@@ -76,7 +76,7 @@ def _samples(snapshot: Snapshot) -> Iterator[tuple[str, dict[str, str], float]]:
     longest = max((one.since_s for one in lock.waiters), default=0.0)
     yield "rlinf_lock_longest_wait_seconds", {}, longest
     kinds = Counter(one.kind for one in findings(snapshot))
-    yield from (("rlinf_findings", {"kind": kind}, kinds[kind]) for kind in WORDS)
+    yield from (("rlinf_findings", {"kind": kind}, kinds[kind]) for kind in ENDS)
     for worker in snapshot.life.workers if snapshot.life is not None else ():
         of = {"worker": worker.id}
         yield "rlinf_worker_running", of, worker.running

@@ -128,7 +128,7 @@ class Log:
         for one in (present[key] for key in present.keys() - self._open.keys()):
             self._add(now, one.kind, one.who, one.text)
         for one in (self._open[key] for key in self._open.keys() - present.keys()):
-            self._add(now, "over", one.who, f"{one.who} is no longer {WORDS[one.kind]}")
+            self._add(now, "over", one.who, f"{one.who} {ENDS[one.kind]}")
         self._open = present
         return self.entries
 
@@ -137,11 +137,11 @@ class Log:
         self._entries.append(Incident(self._count, at, kind, who, text))
 
 
-WORDS = {
-    "gone": "gone",
-    "silent": "silent",
-    "full": "full",
-    "imbalance": "uneven",
-    "lock": "kept waiting",
+ENDS = {
+    "gone": "is there again",
+    "silent": "answers again",
+    "full": "has room again",
+    "imbalance": "is even again",
+    "lock": "waits no longer",
 }
 """Kind of a finding -> how its end is said."""

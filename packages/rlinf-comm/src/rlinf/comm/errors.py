@@ -31,6 +31,11 @@ from typing import Any, ClassVar, Self
 from rlinf.comm.address import WorkerId
 
 
+def where_to_look(kind: type[BaseException]) -> str:
+    """Where the documentation says what to do about an error of this kind; ends its traceback."""
+    return f"see docs/troubleshooting.md#{kind.__name__.lower()}"
+
+
 class CommError(Exception):
     """Base of all errors of this package: catch it to catch them all.
 
@@ -46,6 +51,7 @@ class CommError(Exception):
         unknown = attributes.keys() - set(self.FIELDS)
         if unknown:
             raise TypeError(f"{type(self).__name__} has no attribute {sorted(unknown)}")
+        self.add_note(where_to_look(type(self)))
         self.message = message
         for field in self.FIELDS:
             setattr(self, field, attributes.get(field))

@@ -15,6 +15,10 @@ SchedError
 class SchedError(Exception):
     """Base of every error raised by rlinf.sched."""
 
+    def __init__(self, *values: object) -> None:
+        super().__init__(*values)
+        self.add_note(f"see docs/troubleshooting.md#{type(self).__name__.lower()}")
+
 
 class GraphError(SchedError, ValueError):
     """A workflow with unknown, repeated or missing components."""

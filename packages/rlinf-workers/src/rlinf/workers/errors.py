@@ -27,6 +27,7 @@ from rlinf.channel import ChannelError
 from rlinf.channel import errors as channel_errors
 from rlinf.comm import CommError
 from rlinf.comm import errors as comm_errors
+from rlinf.comm.errors import where_to_look
 
 __all__ = [
     "Aborted",
@@ -70,6 +71,7 @@ class WorkerError(Exception):
         unknown = attributes.keys() - set(self.FIELDS)
         if unknown:
             raise TypeError(f"{type(self).__name__} has no attribute {sorted(unknown)}")
+        self.add_note(where_to_look(type(self)))
         self.message = message
         for field in self.FIELDS:
             setattr(self, field, attributes.get(field))

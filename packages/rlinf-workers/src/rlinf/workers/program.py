@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rlinf.channel.errors import ChannelError
-from rlinf.comm.errors import CommError
+from rlinf.comm.errors import CommError, where_to_look
 from rlinf.sched import Plan
 from rlinf.sched.errors import SchedError
 from rlinf.workers.checkpoint import Checkpoint, newest_checkpoint
@@ -40,7 +40,6 @@ USAGE = """Arguments are key=value; of a key that is given twice the last one co
 Set LOG_LEVEL=DEBUG to see the traceback of an error.
 
 The keys, as they stand with the other arguments given here:"""
-WHERE_TO_LOOK = "see docs/troubleshooting.md"
 EXPECTED = (WorkerError, ChannelError, CommError, SchedError)
 
 
@@ -134,7 +133,7 @@ def main_guard(
         return 130
     except EXPECTED as error:
         logging.getLogger("rlinf").debug("the run failed", exc_info=True)
-        print(f"error: {error} ({WHERE_TO_LOOK})", file=sys.stderr)
+        print(f"error: {error} ({where_to_look(type(error))})", file=sys.stderr)
         return 1
     return 0
 

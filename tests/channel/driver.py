@@ -1,7 +1,10 @@
 """A queue with a clock: what the tests of the queue drive."""
 
+from collections.abc import Iterable
 from itertools import count
 
+from rlinf.channel.batching import Crate, Loading
+from rlinf.channel.cargo import Cargo
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.core import Queue
 from rlinf.channel.messages import (
@@ -10,7 +13,6 @@ from rlinf.channel.messages import (
     Command,
     Delivered,
     Event,
-    Item,
     Outcome,
     Put,
     Refusal,
@@ -18,6 +20,9 @@ from rlinf.channel.messages import (
     Settle,
     Take,
 )
+from rlinf.channel.run import Run
+from rlinf.channel.simulation.things import things_of
+from rlinf.channel.spans import ranges
 
 P = ClientId("producer/0", 1, 0)
 A, B = ClientId("consumer/0", 1, 0), ClientId("consumer/1", 1, 0)
@@ -36,10 +41,10 @@ class Driver:
         return self.queue.step(event, self.now)
 
     def put(self, *names, weight=1.0, key=None, nbytes=1, deadline=None) -> list[Command]:
-        items = [Item(name, weight, key, nbytes) for name in names]
+        run = Run(names, weight, nbytes, key, len(names))
         first = self.sequence
-        self.sequence += len(items)
-        return self.step(Put(next(self.numbers), P, first, items, deadline))
+        self.sequence += len(names)
+        return self.step(Put(next(self.numbers), P, first, [run], deadline))
 
     def take(self, consumer=A, **wish) -> list[Command]:
         number = next(self.numbers)
@@ -49,15 +54,28 @@ class Driver:
         return self.take(consumer, max_items=max_items, target_weight=target, full=True, **wish)
 
     def settle(self, tags, consumer=A, outcome=Outcome.DONE) -> list[Command]:
-        return self.step(Settle(next(self.numbers), consumer, tags, outcome))
+        return self.step(Settle(next(self.numbers), consumer, ranges(tags), outcome))
 
     def close(self) -> list[Command]:
         return self.step(Close(next(self.numbers)))
 
 
 def names(commands: list[Command]) -> list[object]:
-    return [i.payload for c in commands if isinstance(c, Delivered) for i in c.items]
+    return [i.payload for c in commands if isinstance(c, Delivered) for i in things_of(c.runs)]
 
 
 def refusals(commands: list[Command]) -> list[Refusal]:
     return [c.reason for c in commands if isinstance(c, Refused)]
+
+
+def close(rows: Iterable[tuple[Cargo, float, str | None]]) -> Crate:
+    """A message of closed items with their weights and keys."""
+    loading = Loading()
+    for cargo, weight, key in rows:
+        loading.add(cargo, weight, key)
+    return loading.crate()
+
+
+def item(payload: object, weight: float = 1.0) -> Run:
+    """One item of one byte."""
+    return Run((payload,), weight, 1)

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf.channel.batching import Crate, cargos, collect, load, shelve
+from rlinf.channel.batching import Crate, Loading, cargos, collect, open_run, shelve
 from rlinf.channel.cargo import ARRAY, LARGE, RAW, SMALL, SMALL_BYTES, pack, unpack
 from rlinf.channel.errors import InvalidWeight
-from rlinf.channel.tags import expand, ranges
+from rlinf.channel.run import Run
 from rlinf.comm import join, split
+from tests.channel.driver import close
 
 VALUES = st.one_of(
     st.binary(max_size=100),
@@ -23,46 +24,108 @@ VALUES = st.one_of(
     st.integers(0, 3).map(lambda n: b"x" * (SMALL_BYTES - 1 + n)),
 )
 LOADED = st.lists(
-    st.tuples(VALUES, st.floats(0.1, 10.0), st.none() | st.text(max_size=3)), max_size=8
+    st.tuples(VALUES, st.floats(0.1, 10.0), st.none() | st.text(max_size=3)), min_size=1, max_size=8
 )
 
 
-def close(rows: list[tuple[object, float, str | None]]) -> Crate:
-    return load([(pack(value), weight, key) for value, weight, key in rows])
+def packed(rows: list[tuple[object, float, str | None]]) -> Crate:
+    return close((pack(value), weight, key) for value, weight, key in rows)
 
 
 def travel(message: Crate) -> Crate:
-    packed = split(tuple(message))
-    return Crate(*join(packed.header, packed.buffers))
+    return Crate(*join(*split(tuple(message))))
 
 
-def values(message: Crate) -> list[object]:
-    return [unpack(cargo) for cargo in cargos(message)]
+def values(runs: list[Run]) -> list[object]:
+    return [unpack(cargo) for run in runs for cargo in cargos(run)]
+
+
+def singles(runs: list[Run]) -> list[Run]:
+    return [run.split(1) for run in runs for _ in range(run.count)]
+
+
+def facts(runs: list[Run]) -> list[tuple[float, str | None]]:
+    return [(run.weight, run.key) for run in singles(runs)]
 
 
 @settings(deadline=None)
 @given(LOADED)
 def test_a_crate_holds_what_was_put_in(rows: list[tuple[object, float, str | None]]) -> None:
-    items = shelve(travel(close(rows)), "c")
-    assert [(item.weight, item.key) for item in items] == [row[1:] for row in rows]
-    assert values(travel(collect(items))) == [row[0] for row in rows]
+    runs = shelve(travel(packed(rows)), "c")
+    (again,) = collect(runs)
+    back = shelve(travel(again), "c")
+    assert values(back) == [row[0] for row in rows]
+    assert facts(back) == facts(runs) == [row[1:] for row in rows]
 
 
 @settings(deadline=None)
 @given(LOADED, LOADED, st.randoms())
 def test_items_of_many_crates_leave_in_any_order(one: list, two: list, rng: random.Random) -> None:
     rows = [*one, *two]
-    pairs = list(zip(rows, [*shelve(close(one), "c"), *shelve(close(two), "c")], strict=True))
+    runs = singles([*shelve(packed(one), "c"), *shelve(packed(two), "c")])
+    pairs = list(zip(rows, runs, strict=True))
     rng.shuffle(pairs)
-    message = collect([item for _, item in pairs])
-    assert values(message) == [row[0] for row, _ in pairs]
-    again = shelve(message, "c")
-    assert [(item.weight, item.key) for item in again] == [row[1:] for row, _ in pairs]
+    messages = collect([run for _, run in pairs])
+    again = [run for message in messages for run in shelve(message, "c")]
+    assert values(again) == [row[0] for row, _ in pairs]
+    assert facts(again) == [row[1:] for row, _ in pairs]
 
 
-def test_runs_of_neighbours_are_one_piece() -> None:
-    items = shelve(close([(b"x" * 100, 1.0, None)] * 50), "c")
-    assert len(collect(items[10:40]).block) == 30 * 112
+@settings(deadline=None)
+@given(LOADED, st.integers(0, 8), st.integers(0, 8))
+def test_a_part_of_a_run_is_these_items(rows: list, first: int, count: int) -> None:
+    rows = [(value, weight, "k") for value, weight, _ in rows]
+    (run,) = shelve(packed(rows), "c")
+    run.split(min(first, run.count - 1))
+    part = run.split(min(max(count, 1), run.count))
+    chosen = rows[first : first + part.count] if first < len(rows) else rows[-1:]
+    (message,) = collect([part])
+    (back,) = shelve(travel(message), "c")
+    assert values([part]) == values([back]) == open_run(back) == [row[0] for row in chosen]
+    assert back.weight == pytest.approx(sum(row[1] for row in chosen))
+
+
+def test_neighbours_are_one_piece_and_what_is_alike_is_said_once() -> None:
+    (run,) = shelve(packed([(b"x" * 100, 1.0, None)] * 50), "c")
+    run.split(10)
+    (message,) = collect([run.split(15), run.split(15)])
+    assert len(message.block) == 30 * 100
+    assert message[:5] == (30, 1.0, 100, 100, RAW)
+
+
+def test_large_neighbours_are_not_copied() -> None:
+    runs = [shelve(packed([(bytes(4000), 1.0, None)] * 20), "c")[0] for _ in range(3)]
+    assert [message.items for message in collect(runs)] == [20, 20, 20]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [b"x" * 1024] * 5,
+        [b"a", b"", b"ccc"],
+        [b"", b""],
+        [np.arange(6, dtype=np.int16).reshape(2, 3) + n for n in range(4)],
+        [np.array(1.5), np.array(2.5)],
+        [np.zeros((0, 2)), np.zeros((0, 2))],
+        [np.arange(3), np.arange(4)],
+        [np.arange(10)[::2], np.arange(10)[1::2]],
+        [b"bytes", np.arange(3), "text"],
+    ],
+    ids=lambda items: f"{len(items)}-{items[0]!r:.12}",
+)
+def test_items_that_are_alike_are_closed_and_opened_together(items: list[object]) -> None:
+    message = Loading()
+    if not message.add_alike(items, [1.0] * len(items)):
+        message = Loading()
+        for value in items:
+            message.add(pack(value), 1.0, None)
+    assert message.nbytes == sum(pack(value)[1] for value in items)
+    (run,) = shelve(travel(message.crate()), "c")
+    for back, value in zip(open_run(run), items, strict=True):
+        assert type(back) is type(value)
+        np.testing.assert_array_equal(back, value)
+        if isinstance(back, np.ndarray):
+            assert back.dtype == value.dtype and back.flags.writeable and back.flags.aligned
 
 
 def test_kinds_by_size() -> None:
@@ -91,7 +154,7 @@ def test_kinds_by_size() -> None:
     ids=lambda array: f"{array.dtype.str}-{array.shape}",
 )
 def test_small_arrays_of_all_kinds(array: np.ndarray) -> None:
-    (back,) = values(travel(close([(array, 1.0, None)])))
+    (back,) = values(shelve(travel(packed([(array, 1.0, None)])), "c"))
     assert type(back) is np.ndarray and back.shape == array.shape and (back == array).all()
     assert back.dtype == array.dtype
 
@@ -106,35 +169,30 @@ def test_malformed_arrays_are_refused(piece: bytes, nbytes: int) -> None:
 
 def test_small_arrays_are_aligned_and_writable() -> None:
     rows = [(value, 1.0, None) for value in (b"odd", np.arange(3.0), b"x", np.arange(7.0))]
-    for array in values(close(rows))[1::2]:
+    for array in values(shelve(packed(rows), "c"))[1::2]:
         assert array.flags.aligned and array.flags.writeable
 
 
 @settings(deadline=None)
-@given(LOADED, st.binary(max_size=40), st.integers(0, 2))
+@given(LOADED, st.binary(max_size=40) | st.integers(-3, 3), st.integers(0, 6))
 def test_nonsense_is_refused(
-    rows: list[tuple[object, float, str | None]], noise: bytes, field: int
+    rows: list[tuple[object, float, str | None]], noise: object, field: int
 ) -> None:
-    message = list(close(rows))
-    message[field] = [*message[2], pack(bytes(5000))[2]] if field == 2 else noise
+    message = list(packed(rows))
+    message[field] = [*message[6], pack(bytes(5000))[2]] if field == 6 else noise
     try:
-        values(Crate(*message))
-        shelve(Crate(*message), "c")
+        values(shelve(Crate(*message), "c"))
     except ValueError:
         return  # CodecError and InvalidWeight are two
 
 
 def test_a_crate_with_too_few_parcels_is_refused() -> None:
-    message = close([(bytes(5000), 1.0, None)])
+    message = packed([(bytes(5000), 1.0, None)])
     with pytest.raises(ValueError, match="0 parcels"):
-        cargos(message._replace(parcels=[]))
+        shelve(message._replace(parcels=[]), "c")
 
 
-def test_a_weight_that_makes_no_sense_is_refused_at_the_server() -> None:
+@pytest.mark.parametrize("weights", [[-1.0], [1.0, 0.0], [1.0, float("nan")], [float("inf")] * 2])
+def test_a_weight_that_makes_no_sense_is_refused_at_the_server(weights: list[float]) -> None:
     with pytest.raises(InvalidWeight):
-        shelve(load([(pack(b"x"), -1.0, None)]), "c")
-
-
-@given(st.sets(st.integers(0, 50)).map(sorted))
-def test_ranges_expand_to_the_same_tags(tags: list[int]) -> None:
-    assert list(expand(ranges(tags))) == tags
+        shelve(close((pack(b"x"), weight, None) for weight in weights), "c")

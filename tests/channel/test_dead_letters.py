@@ -18,13 +18,14 @@ from rlinf.channel.messages import (
     ClientId,
     Delivered,
     Gone,
-    Item,
     Outcome,
     Put,
     Released,
     Settle,
     Take,
 )
+from rlinf.channel.run import Run
+from rlinf.channel.simulation.things import things_of
 from rlinf.channel.testing import Rig, host
 from rlinf.comm import Endpoint
 from rlinf.comm.testing import eventually
@@ -34,8 +35,8 @@ PRODUCER = ClientId("p/0", 1, 0)
 
 def queue_of(count: int, most: int | None) -> Queue:
     queue = Queue("q", Config(max_deliveries=most))
-    items = [Item(number, 1.0, None, 1) for number in range(count)]
-    (accepted,) = queue.step(Put(1, PRODUCER, 0, items), 0.0)
+    run = Run(range(count), 1.0, 1, None, count)
+    (accepted,) = queue.step(Put(1, PRODUCER, 0, [run]), 0.0)
     assert isinstance(accepted, Accepted)
     return queue
 
@@ -46,7 +47,7 @@ def deliver_and_die(queue: Queue, life: int, **wish: object) -> tuple[list[objec
     take = Take(life, consumer, wait=False, **wish)  # type: ignore[arg-type]
     (delivered,) = queue.step(take, 0.0)
     assert isinstance(delivered, Delivered)
-    return [item.payload for item in delivered.items], queue.step(Gone("c/0", life), 0.0)
+    return [item.payload for item in things_of(delivered.runs)], queue.step(Gone("c/0", life), 0.0)
 
 
 def test_an_item_is_given_out_so_often_and_no_more() -> None:
@@ -73,7 +74,7 @@ def test_neighbours_do_not_share_its_fate() -> None:
     assert seen[0] == list(range(8)), "all together at first"
     assert [0] in seen, "then alone"
     assert queue.statistics(0.0).dead_items == 1
-    assert [item.payload for item in queue.dead] == [0]
+    assert [item.payload for item in things_of(queue.dead)] == [0]
 
 
 def test_batches_are_cut_before_it_too() -> None:
@@ -88,9 +89,9 @@ def test_what_is_only_recalled_or_acknowledged_does_not_count() -> None:
     consumer = ClientId("c/0", 1, 0)
     (delivered,) = queue.step(Take(1, consumer, 2, wait=False), 0.0)
     assert isinstance(delivered, Delivered)
-    tags = range(delivered.first_tag, delivered.first_tag + 2)
-    queue.step(Settle(2, consumer, tags[:1], Outcome.DONE), 0.0)
-    commands = queue.step(Settle(3, consumer, tags[1:], Outcome.RETURNED), 0.0)
+    first = delivered.first_tag
+    queue.step(Settle(2, consumer, (first, first), Outcome.DONE), 0.0)
+    commands = queue.step(Settle(3, consumer, (first + 1, first + 1), Outcome.RETURNED), 0.0)
     assert [type(command) for command in commands] == [Buried, type(commands[-1])]
     assert queue.statistics(0.0).dead_items == 1
 
@@ -106,7 +107,7 @@ def test_the_oldest_dead_letters_make_room() -> None:
     for life in range(1, 101):
         deliver_and_die(queue, life)
     assert queue.statistics(0.0).dead_items == 100
-    assert [item.payload for item in queue.dead] == list(range(36, 100))
+    assert [item.payload for item in things_of(queue.dead)] == list(range(36, 100))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from rlinf.channel import (
     LeaseLost,
     Timeout,
 )
+from rlinf.channel.spans import ranges
 from rlinf.comm import Endpoint
 from rlinf.comm.testing import eventually
 
@@ -93,7 +94,7 @@ def test_an_expired_lease_commits_nothing(name: str, here: Endpoint, there: Endp
     other = channel.ref.open(there)
     channel.put("in")
     with channel.lease_batch(max_items=1) as lease:
-        tags = [tag for tag in lease._tags if tag is not None]
+        tags = ranges(tag for tag in lease._tags if tag is not None)
         channel._inbox.release(tags)  # as if this process had been stopped: it renews no more
         assert other.get() == "in"
         with pytest.raises(LeaseLost, match="drop their results"):

@@ -12,7 +12,7 @@ import pytest
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.core import Queue
 from rlinf.channel.errors import PolicyUnknown
-from rlinf.channel.messages import ClientId, Close, Delivered, Item, Put, Take, Tick
+from rlinf.channel.messages import ClientId, Close, Delivered, Put, Take, Tick
 from rlinf.channel.policy import (
     BUILT_IN,
     Adaptive,
@@ -24,6 +24,7 @@ from rlinf.channel.policy import (
     Weighted,
     make_policy,
 )
+from tests.channel.driver import item
 
 ONE = ItemLoad(1.0, 0.0)
 
@@ -127,7 +128,7 @@ def test_policies_plug_in_by_entry_point(tmp_path: Path) -> None:
 def makespan(policy: str, speeds: tuple[float, ...], weights: list[float]) -> float:
     """Virtual seconds until consumers of these speeds have worked off these weights."""
     queue = Queue("q", ChannelConfig(type=policy, lease_s=1e9))
-    items = [Item(number, weight, None, 1) for number, weight in enumerate(weights)]
+    items = [item(number, weight) for number, weight in enumerate(weights)]
     numbers, now = count(1), 0.0
     queue.step(Put(next(numbers), ClientId("p/0", 1, 0), 0, items), now)
     queue.step(Close(), now)
@@ -138,7 +139,7 @@ def makespan(policy: str, speeds: tuple[float, ...], weights: list[float]) -> fl
         for command in commands:
             if isinstance(command, Delivered):
                 who = ids.index(command.consumer)
-                seconds = command.items[0].weight / speeds[who]
+                seconds = command.runs[0].weight / speeds[who]
                 heapq.heappush(events, (now + seconds, who, command.first_tag))
 
     for who in ids:
@@ -150,7 +151,7 @@ def makespan(policy: str, speeds: tuple[float, ...], weights: list[float]) -> fl
             obey(queue.step(Tick(), now))
             continue
         now, who, tag = heapq.heappop(events)
-        obey(queue.step(Take(next(numbers), ids[who], done=(tag,)), now))
+        obey(queue.step(Take(next(numbers), ids[who], done=(tag, tag)), now))
     assert queue.drained
     return now
 

@@ -8,7 +8,6 @@ from rlinf.channel.messages import (
     ClientId,
     Delivered,
     Gone,
-    Item,
     Outcome,
     Put,
     Refusal,
@@ -19,7 +18,7 @@ from rlinf.channel.messages import (
     Take,
     Tick,
 )
-from tests.channel.driver import A, B, Driver, P, names, refusals
+from tests.channel.driver import A, B, Driver, P, item, names, refusals
 
 
 def test_items_come_in_the_order_they_were_put():
@@ -138,7 +137,7 @@ def test_q7_a_lease_that_runs_out_gives_the_items_back():
     q.take(B)
     q.now = q.queue.wake_at
     commands = q.step(Tick())
-    assert q.now == 10.0 and commands[0] == Released(A, (0,), expired=True)
+    assert q.now == 10.0 and commands[0] == Released(A, (0, 0), expired=True)
     assert names(commands) == ["a"]
 
 
@@ -147,7 +146,7 @@ def test_a_sign_of_life_renews_the_lease():
     q.put("a")
     q.take(A)
     q.now = 9.0
-    q.step(Renew(None, A, (0,)))
+    q.step(Renew(None, A, (0, 0)))
     q.now = 11.0
     assert q.step(Tick()) == []
     assert q.queue.wake_at == 19.0
@@ -159,9 +158,9 @@ def test_what_a_living_consumer_does_not_know_it_holds_comes_back():
     q.take(A)
     q.take(A)
     q.now = 1.0
-    assert q.step(Renew(None, A, (1,))) == [], "its delivery may still be on the way"
+    assert q.step(Renew(None, A, (1, 1))) == [], "its delivery may still be on the way"
     q.now = 6.0
-    assert q.step(Renew(None, A, (1,))) == [Released(A, (0,), expired=True)]
+    assert q.step(Renew(None, A, (1, 1))) == [Released(A, (0, 0), expired=True)]
 
 
 def test_settling_what_is_lost_says_how_much():
@@ -215,27 +214,27 @@ def test_bytes_count_until_they_are_acknowledged():
 def test_a_put_whose_time_is_up_is_refused_and_stays_refused():
     q = Driver(max_items=1)
     q.put("a")
-    q.step(Put(50, P, 1, [Item("b", 1.0, None, 1), Item("c", 1.0, None, 1)], deadline=3.0))
+    q.step(Put(50, P, 1, [item("b"), item("c")], deadline=3.0))
     q.take()
     q.now = q.queue.wake_at
     assert q.step(Tick()) == [Refused(50, Refusal.FULL, accepted=1)]
-    repeated = Put(51, P, 1, [Item("b", 1.0, None, 1), Item("c", 1.0, None, 1)], deadline=3.0)
+    repeated = Put(51, P, 1, [item("b"), item("c")], deadline=3.0)
     assert q.step(repeated) == [Refused(51, Refusal.FULL, accepted=1)]
 
 
 def test_repeated_messages_are_dropped():
     q = Driver()
-    put = Put(1, P, 0, [Item("a", 1.0, None, 1)])
+    put = Put(1, P, 0, [item("a")])
     q.step(put)
-    assert isinstance(q.step(Put(2, P, 0, [Item("a", 1.0, None, 1)]))[0], Accepted)
+    assert isinstance(q.step(Put(2, P, 0, [item("a")]))[0], Accepted)
     assert q.queue.statistics(0.0).duplicate_items == 1
     assert names(q.take() + q.take()) == ["a"]
 
 
 def test_messages_that_overtake_each_other_are_put_in_order():
     q = Driver()
-    assert q.step(Put(1, P, 1, [Item("b", 1.0, None, 1)])) == []
-    commands = q.step(Put(2, P, 0, [Item("a", 1.0, None, 1)]))
+    assert q.step(Put(1, P, 1, [item("b")])) == []
+    commands = q.step(Put(2, P, 0, [item("a")]))
     assert [c.request for c in commands] == [2, 1]
     assert names(q.take() + q.take()) == ["a", "b"]
 
@@ -245,7 +244,7 @@ def test_producers_wait_in_one_line():
     q.put("a", nbytes=6)
     q.put("large", nbytes=9)
     other = ClientId("producer/1", 1, 0)
-    assert q.step(Put(70, other, 0, [Item("small", 1.0, None, 1)])) == []
+    assert q.step(Put(70, other, 0, [item("small")])) == []
     q.take()
     q.settle((0,))
     assert names(q.take() + q.take()) == ["large", "small"]
@@ -275,7 +274,7 @@ def test_the_end_waits_for_items_others_hold():
 def test_an_answer_at_once_is_an_answer_even_if_it_is_empty():
     q = Driver()
     (delivered,) = q.take(wait=False)
-    assert isinstance(delivered, Delivered) and delivered.items == []
+    assert isinstance(delivered, Delivered) and delivered.runs == []
 
 
 def test_statistics_show_who_does_how_much():

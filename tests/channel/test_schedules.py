@@ -18,6 +18,7 @@ from rlinf.channel.journal import ChannelState
 from rlinf.channel.lane import Lanes
 from rlinf.channel.lock_core import LockCore
 from rlinf.channel.simulation.world import World
+from rlinf.channel.spans import RunMap, Spans
 from rlinf.channel.testing import Violation, check_channel, check_lock
 
 SMALL, LARGE, LOCKS = 1000, 60, 400
@@ -97,9 +98,10 @@ def keep_the_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Consumers.take_back
 
     def take_back(self: Consumers, consumer: object, tags: object, now: float) -> object:
-        items = right(self, consumer, tags, now)  # type: ignore[arg-type]
-        consumer.leased.update((item.order, item) for item in items[:1])  # type: ignore[attr-defined]
-        return items
+        runs, found = right(self, consumer, tags, now)  # type: ignore[arg-type]
+        for run in runs[:1]:
+            consumer.leased.add(found[0], run.copy())  # type: ignore[attr-defined]
+        return runs, found
 
     monkeypatch.setattr(Consumers, "take_back", take_back)
 
@@ -157,6 +159,21 @@ def give_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "STANDSTILL_S", 0.0)
 
 
+def settle_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who settles a part of what came together has settled all of it."""
+    right = RunMap.cut
+
+    def cut(self: RunMap, ranges: tuple[int, ...]) -> object:
+        wide = Spans(ranges)
+        for start, run in self:
+            whole = start, start + run.count - 1
+            if wide.common(whole):
+                wide.update(whole)
+        return right(self, wide.ranges())
+
+    monkeypatch.setattr(RunMap, "cut", cut)
+
+
 def never_bury(monkeypatch: pytest.MonkeyPatch) -> None:
     """An item that kills its consumers goes round for ever."""
 
@@ -192,6 +209,7 @@ CHANNEL_FAULTS = [
     forget_bounds,
     wait_in_vain,
     give_up_early,
+    settle_whole_runs,
     never_bury,
 ]
 

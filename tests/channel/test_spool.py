@@ -18,13 +18,15 @@ from rlinf.channel import (
     SpoolFull,
     SpoolUnusable,
 )
-from rlinf.channel.batching import cargos, collect, load, shelve
+from rlinf.channel.batching import cargos, shelve
 from rlinf.channel.cargo import pack, unpack
 from rlinf.channel.hub import Hub
 from rlinf.channel.journal import Held, ServerState
 from rlinf.channel.messages import ClientId, Close, Delivered, Outcome, Put, Settle, Take
+from rlinf.channel.spans import ranges
 from rlinf.channel.spool import Spool
 from rlinf.channel.testing import Rig, host_with_little_disk
+from tests.channel.driver import close
 
 PRODUCER, CONSUMER = ClientId("p/0", 1, 0), ClientId("c/0", 1, 0)
 
@@ -46,9 +48,9 @@ class Server:
             self.spool.write(records)
 
     def put(self, first: int, values: Sequence[object], keys: Sequence[str | None]) -> None:
-        crate = load([(pack(v), 1.0 + n, keys[n]) for n, v in enumerate(values)])
+        crate = close([(pack(v), 1.0 + n, keys[n]) for n, v in enumerate(values)])
         put = Put(next(self.requests), PRODUCER, first, shelve(crate, "q"))
-        self.spool.reserve(sum(item.nbytes for item in put.items))
+        self.spool.reserve(sum(run.nbytes for run in put.runs))
         self.hub.step("q", put, 0.0)
         self.keep()
 
@@ -57,12 +59,11 @@ class Server:
         ((_, delivered),) = self.hub.step("q", take, 0.0)
         self.keep()
         assert isinstance(delivered, Delivered)
-        first = delivered.first_tag
-        tags = list(range(first, first + len(delivered.items)))
-        return tags, [unpack(cargo) for cargo in cargos(collect(delivered.items))]
+        items = [unpack(cargo) for run in delivered.runs for cargo in cargos(run)]
+        return list(range(delivered.first_tag, delivered.first_tag + len(items))), items
 
     def settle(self, tags: Sequence[int], outcome: Outcome = Outcome.DONE) -> None:
-        self.hub.step("q", Settle(next(self.requests), CONSUMER, tags, outcome), 0.0)
+        self.hub.step("q", Settle(next(self.requests), CONSUMER, ranges(tags), outcome), 0.0)
         self.keep()
 
 
@@ -75,17 +76,16 @@ def picture(state: ServerState) -> object:
             channel.closed,
             channel.orders,
             {client: (p.next, p.refused) for client, p in channel.producers.items()},
-            [(o, i.weight, i.key, i.nbytes, str(unpack(c))) for o, i, c in _contents(channel)],
-            channel.settled,
+            [
+                (order + at, run.key, str(unpack(cargo)))
+                for order, run in channel.items
+                for at, cargo in enumerate(cargos(run))
+            ],
+            sum(run.weight for _, run in channel.items),
+            {client: tags.ranges() for client, tags in channel.settled.items()},
         )
         for channel in state.channels.values()
     ] + sorted(state.grants.values(), key=lambda held: held.token)
-
-
-def _contents(channel: object) -> list[tuple[int, object, object]]:
-    items = channel.items  # type: ignore[attr-defined]
-    found = cargos(collect(list(items.values())))
-    return [(order, item, cargo) for (order, item), cargo in zip(items.items(), found, strict=True)]
 
 
 def reread(folder: Path) -> ServerState:
@@ -147,10 +147,10 @@ def test_a_log_that_ends_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
             (folder / "000001.log").write_bytes(whole[:end] + tail)
             state = reread(folder)
             complete = (whole[:end] + tail).startswith(whole)  # its last bytes are zeros
-            assert len(state.channels["q"].items) == (3 if complete else 2)
+            assert state.channels["q"].items.count == (3 if complete else 2)
             assert (folder / "000001.log").stat().st_size == (len(whole) if complete else before)
     (folder / "000001.log").write_bytes(whole)
-    assert len(reread(folder).channels["q"].items) == 3
+    assert reread(folder).channels["q"].items.count == 3
 
 
 def test_damage_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_leftovers_of_an_interrupted_tidying_are_removed(tmp_path: Path) -> None
     server.put(0, ["one"], [None])
     server.spool.close()
     (tmp_path / "000002.tmp").write_bytes(b"half of it")
-    assert len(reread(tmp_path).channels["q"].items) == 1
+    assert reread(tmp_path).channels["q"].items.count == 1
     assert not list(tmp_path.glob("*.tmp"))
 
 

@@ -5,8 +5,11 @@ from collections.abc import Callable, Sequence
 
 from rlinf.channel.errors import SpoolFull
 from rlinf.channel.journal import Finished, Record, ServerState
-from rlinf.channel.messages import Item
+from rlinf.channel.run import Run
 from rlinf.channel.spool import Spool
+
+ITEM_BYTES, RUN_BYTES = 64, 256
+"""More than an item's figures, head and padding take, and than a run's row does, but for keys."""
 
 
 class Archive:
@@ -44,11 +47,11 @@ class Archive:
         if self._spool is not None:
             self._spool.check()
 
-    def reserve(self, items: Sequence[Item]) -> None:
+    def reserve(self, runs: Sequence[Run]) -> None:
         """See that a put of these items can be kept; `SpoolFull` if not."""
         if self._spool is None:
             return
-        nbytes = sum([item.nbytes + 64 for item in items])
+        nbytes = sum([run.nbytes + ITEM_BYTES * run.count + RUN_BYTES for run in runs])
         try:
             self._spool.reserve(nbytes)
         except SpoolFull:

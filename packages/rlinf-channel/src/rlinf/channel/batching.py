@@ -1,38 +1,56 @@
 """Many items in one message: small ones share a block of bytes, large ones travel beside it.
 
-The server never looks inside: it knows where in which block an item lies, and joins the pieces of
-many producers' blocks into the block of one delivery, whole runs at a time.
+What is the same for all of them (mostly everything) is said once. The server never looks inside: it
+keeps a message as it came, and its items as runs of it; of what it gives out only small pieces are
+copied together.
 """
 
 import math
-import struct
+from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, groupby, repeat
 from typing import NamedTuple
 
-from rlinf.channel.cargo import CLAIM, LARGE, Bytes, Cargo
+from rlinf.channel.cargo import (
+    CLAIM,
+    LARGE,
+    Bytes,
+    Cargo,
+    open_alike,
+    pack_alike,
+    unpack_all,
+)
 from rlinf.channel.claim import Claim, read_claim
 from rlinf.channel.errors import InvalidWeight
-from rlinf.channel.messages import Item
+from rlinf.channel.run import Column, Run
 from rlinf.comm.codec import Parcel
 
-_WIDTH = struct.calcsize("<dQIB")
+JOIN_BYTES = 1 << 15
+"""Neighbours are copied together into blocks up to this size: that costs less than a buffer."""
 
-Loaded = tuple[Cargo, float, str | None]
-"""A closed item with its weight and key."""
+Wire = float | Bytes
+"""A column as it travels: one number, or all of them packed."""
+WEIGHTS, SIZES, LENGTHS, KINDS = "d", "Q", "I", "B"
+"""Formats of the columns."""
 
 
 class Crate(NamedTuple):
     """Items in one message; the fields of the wire."""
 
-    columns: Bytes
-    """The weights of the items, then their sizes, the sizes of their pieces of the block, kinds."""
+    items: int
+    """How many."""
+    weights: Wire
+    sizes: Wire
+    """Without heads and padding: what bounds are reckoned in."""
+    lengths: Wire
+    """Of the pieces of the block; 0 for a large item."""
+    kinds: Wire
     block: Bytes
     """The pieces of the small items, in order."""
     parcels: list[Parcel]
     """The large items, in order."""
     keys: list[str | None] | None
-    """The key of each item; None if none has one."""
+    """The key of each item; None if none has one, or nobody needs to know."""
 
 
 class Loading:
@@ -60,7 +78,7 @@ class Loading:
         self.keys: list[str | None] | None = None
         self.count = 0
         self.nbytes = 0
-        """Size of the items, without padding."""
+        """Size of the items, without heads and padding."""
 
     def add(self, cargo: Cargo, weight: float, key: str | None) -> None:
         """Load one item."""
@@ -83,24 +101,20 @@ class Loading:
         self.count += 1
         self.nbytes += nbytes
 
-    def add_all(
-        self, cargos: Sequence[Cargo], weights: Iterable[float], keys: Sequence[str | None] | None
-    ) -> None:
-        """Load several items; the same as `add` for each, in a third of the time."""
-        kinds, sizes, contents = zip(*cargos, strict=True)
-        if LARGE in kinds or keys is not None or self.keys is not None:
-            for cargo, weight, key in zip(
-                cargos, weights, keys or [None] * len(cargos), strict=True
-            ):
-                self.add(cargo, weight, key)
-            return
+    def add_alike(self, items: Sequence[object], weights: Sequence[float]) -> bool:
+        """Load several small items of one kind, without keys; False where they are not alike."""
+        alike = pack_alike(items)
+        if alike is None:
+            return False
+        kind, sizes, extra, pieces = alike
         self.weights += weights
         self.sizes += sizes
-        self.lengths += map(len, contents)
-        self.kinds += kinds
-        self.pieces += contents
-        self.count += len(cargos)
+        self.lengths += [sizes[0] + extra] * len(sizes) if extra else sizes
+        self.kinds += [kind] * len(sizes)
+        self.pieces += pieces
+        self.count += len(sizes)
         self.nbytes += sum(sizes)
+        return True
 
     def extend(self, other: "Loading") -> None:
         """Load everything of another message behind what is here."""
@@ -119,152 +133,238 @@ class Loading:
 
     def crate(self) -> Crate:
         """The message."""
-        pieces = self.pieces
-        block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        columns = struct.pack(
-            _columns_of(self.count), *self.weights, *self.sizes, *self.lengths, *self.kinds
-        )
-        return Crate(columns, block, self.parcels, self.keys)
-
-
-def load(items: Sequence[Loaded]) -> Crate:
-    """Several items in one message."""
-    loading = Loading()
-    for cargo, weight, key in items:
-        loading.add(cargo, weight, key)
-    return loading.crate()
-
-
-def cargos(message: Crate) -> list[Cargo]:
-    """The items of a message, at a consumer; pieces are views on its block.
-
-    Raises:
-        ValueError: The message is malformed.
-    """
-    view = memoryview(message.block)
-    _, sizes, lengths, kinds = _columns(message)
-    starts = list(accumulate(lengths, initial=0))
-    contents: Iterable[Bytes | Parcel] = map(view.__getitem__, map(slice, starts, starts[1:]))
-    if message.parcels:
-        large, small = iter(message.parcels), list(contents)
-        contents = [next(large) if k == LARGE else one for k, one in zip(kinds, small, strict=True)]
-    return list(zip(kinds, sizes, contents, strict=True))
-
-
-class _Shelf:
-    """A message at the server, for as long as one of its items is there."""
-
-    __slots__ = ("block", "columns", "count")
-
-    def __init__(self, message: Crate) -> None:
-        self.columns = memoryview(message.columns)
-        self.count = len(message.columns) // _WIDTH
-        self.block = memoryview(message.block)
-
-    def run(self, first: int, end: int) -> tuple[memoryview, ...]:
-        """Weights, sizes, sizes of pieces and kinds of the items from `first` to before `end`."""
-        columns, count = self.columns, self.count
-        return (
-            columns[8 * first : 8 * end],
-            columns[8 * (count + first) : 8 * (count + end)],
-            columns[16 * count + 4 * first : 16 * count + 4 * end],
-            columns[20 * count + first : 20 * count + end],
+        return Crate(
+            self.count,
+            _packed(self.weights, WEIGHTS),
+            _packed(self.sizes, SIZES),
+            _packed(self.lengths, LENGTHS),
+            _packed(self.kinds, KINDS),
+            memoryview(_joined(self.pieces)),  # as a view it is not copied where it arrives
+            self.parcels,
+            self.keys,
         )
 
-    def kind(self, index: int) -> int:
-        """What an item is."""
-        return self.columns[20 * self.count + index]
+
+class Shelf:
+    """A message at the server or a consumer, for as long as one of its items is there."""
+
+    __slots__ = ("_starts", "block", "count", "kinds", "lengths", "parcels", "sizes", "weights")
+
+    def __init__(self, crate: Crate) -> None:
+        count = self.count = crate.items
+        self.weights = _column(crate.weights, count, WEIGHTS)
+        self.sizes = _column(crate.sizes, count, SIZES)
+        self.lengths = _column(crate.lengths, count, LENGTHS)
+        self.kinds = _column(crate.kinds, count, KINDS)
+        self.block = memoryview(crate.block)
+        self.parcels = crate.parcels
+        self._starts: list[int] | None = None
+
+    def start(self, index: int) -> int:
+        """Where in the block the piece of an item begins."""
+        lengths = self.lengths
+        if isinstance(lengths, int | float):
+            return int(lengths) * index
+        if self._starts is None:
+            self._starts = list(accumulate(lengths, initial=0))  # type: ignore[arg-type]
+        return int(self._starts[index])
+
+    def pieces(self, first: int, end: int) -> memoryview:
+        """The pieces of these items."""
+        return self.block[self.start(first) : self.start(end)]
+
+    def large(self, first: int, end: int) -> list[Parcel]:
+        """The parcels of these items."""
+        if not self.parcels:
+            return []
+        kinds = self.kinds
+        if isinstance(kinds, int | float):
+            return self.parcels[first:end]
+        before = bytes(kinds[:first]).count(LARGE)  # type: ignore[arg-type]
+        return self.parcels[before : before + bytes(kinds[first:end]).count(LARGE)]  # type: ignore
+
+    def crate(self, first: int, end: int, keys: list[str | None] | None) -> Crate:
+        """A message of these items."""
+        columns = [
+            _cut(c, first, end) for c in (self.weights, self.sizes, self.lengths, self.kinds)
+        ]
+        pieces, large = self.pieces(first, end), self.large(first, end)
+        return Crate(end - first, *columns, pieces, large, keys)  # type: ignore[arg-type, call-arg]
 
 
-Place = tuple[_Shelf, int, int, int, Parcel | None]
-"""Where an item lies: shelf, index of its row, its piece's first and last byte; or its parcel."""
-
-
-def shelve(message: Crate, channel: str) -> list[Item]:
-    """The items of a message, at the server; their payloads are places.
+def shelve(crate: Crate, channel: str) -> list[Run]:
+    """The items of a message: a run for each change of key.
 
     Raises:
         ValueError: The message is malformed (InvalidWeight: by a weight).
     """
-    weights, sizes, lengths, kinds = _columns(message)
-    if weights and not (min(weights) > 0 and math.isfinite(sum(weights))):
+    try:
+        shelf = Shelf(crate)
+        pieces = shelf.start(shelf.count)
+        large = shelf.count if shelf.kinds == LARGE else 0
+        if not isinstance(shelf.kinds, int | float):
+            large = bytes(shelf.kinds).count(LARGE)  # type: ignore[arg-type]
+    except (TypeError, IndexError) as error:
+        raise ValueError(f"malformed items: {error}") from None
+    keys = crate.keys
+    there = len(crate.block), len(crate.parcels), crate.items if keys is None else len(keys)
+    if (pieces, large, shelf.count) != there or shelf.count < 1:
+        raise ValueError(
+            f"malformed items: {shelf.count} items of {pieces} bytes and {large} parcels, but "
+            f"{there[0]} bytes, {there[1]} parcels, {there[2]} keys"
+        )
+    _check_weights(shelf.weights, channel)
+    columns = shelf, shelf.weights, shelf.sizes
+    if keys is None:
+        return [Run(*columns, None, shelf.count)]
+    runs: list[Run] = []
+    first = 0
+    for key, same in groupby(keys):
+        count = sum(1 for _ in same)
+        runs.append(Run(*columns, key, count, first))
+        first += count
+    return runs
+
+
+def collect(runs: Iterable[Run], *, keyed: bool = True) -> list[Crate]:
+    """Messages of runs from any shelves, in order. What lies together stays together; small
+    neighbours are joined. `keyed`: whether the keys are of interest.
+    """
+    places: list[tuple[Shelf, int, int, list[str | None]]] = []
+    for run in runs:
+        shelf: Shelf = run.payload  # type: ignore[assignment]
+        keys = [run.key] * run.count if keyed else []
+        if places and places[-1][0] is shelf and places[-1][2] == run.first:
+            _, first, _, before = places.pop()
+            places.append((shelf, first, run.end, before + keys))
+        else:
+            places.append((shelf, run.first, run.end, keys))
+    crates: list[Crate] = []
+    group: list[Crate] = []
+    nbytes = 0
+    for shelf, first, end, keys in places:
+        named = keys if any(key is not None for key in keys) else None
+        crate = shelf.crate(first, end, named)
+        if group and nbytes + len(crate.block) > JOIN_BYTES:
+            crates.append(_join(group))
+            group, nbytes = [], 0
+        group.append(crate)
+        nbytes += len(crate.block)
+    return [*crates, _join(group)] if group else crates
+
+
+def wires(runs: Iterable[Run]) -> tuple[tuple[object, ...], ...]:
+    """Items as a reply carries them, without keys."""
+    return tuple(tuple(crate) for crate in collect(runs, keyed=False))
+
+
+def cargos(run: Run) -> list[Cargo]:
+    """The items of a run at a consumer, closed; pieces are views on their block."""
+    shelf: Shelf = run.payload  # type: ignore[assignment]
+    first, end, count = run.first, run.end, run.count
+    kinds = _spread(shelf.kinds, first, end)
+    lengths = _spread(shelf.lengths, first, end)
+    starts = list(accumulate(lengths, initial=0))
+    view = shelf.pieces(first, end)
+    contents: Iterable[Bytes | Parcel] = map(view.__getitem__, map(slice, starts, starts[1:]))
+    if shelf.parcels:
+        large, small = iter(shelf.large(first, end)), list(contents)
+        contents = [next(large) if k == LARGE else one for k, one in zip(kinds, small, strict=True)]
+    sizes = _spread(shelf.sizes, first, end)
+    assert len(kinds) == len(sizes) == count
+    return list(zip(kinds, sizes, contents, strict=True))
+
+
+def open_run(run: Run, allow_pickle: bool = True) -> list[object]:
+    """The items of a run at a consumer. Arrays that are alike share memory of their own.
+
+    Raises:
+        CodecError: One cannot be decoded here.
+        ValueError: One is malformed.
+    """
+    shelf: Shelf = run.payload  # type: ignore[assignment]
+    kinds, sizes, lengths = shelf.kinds, shelf.sizes, shelf.lengths
+    if isinstance(kinds, int) and isinstance(sizes, int) and isinstance(lengths, int):
+        block = shelf.pieces(run.first, run.end)
+        items = open_alike(kinds, sizes, run.count, block) if run.count > 1 else None
+        if items is not None:
+            return items
+    return unpack_all(cargos(run), allow_pickle)
+
+
+def claims(runs: Sequence[Run]) -> list[Claim]:
+    """The claims among items, at the server."""
+    pieces = [cargo for run in runs for cargo in cargos(run) if cargo[0] == CLAIM]
+    return [read_claim(piece) for _, _, piece in pieces]  # type: ignore[arg-type]
+
+
+def holds_claims(run: Run) -> bool:
+    """Whether there is a claim among the items."""
+    shelf: Shelf = run.payload  # type: ignore[assignment]
+    kinds = shelf.kinds
+    return CLAIM in kinds if isinstance(kinds, Sequence | memoryview) else kinds == CLAIM
+
+
+def _check_weights(weights: Column, channel: str) -> None:
+    if isinstance(weights, int | float):
+        if not 0 < weights < math.inf:
+            raise InvalidWeight(channel, weights)
+    elif not (min(weights) > 0 and math.isfinite(sum(weights))):
         for weight in weights:
             if not 0 < weight < math.inf:
                 raise InvalidWeight(channel, weight)
-    parcels: Iterable[Parcel | None] = repeat(None)
-    if message.parcels:
-        large = iter(message.parcels)
-        parcels = [next(large) if kind == LARGE else None for kind in kinds]
-    starts = list(accumulate(lengths, initial=0))
-    shelf = repeat(_Shelf(message))
-    places = zip(shelf, range(len(kinds)), starts, starts[1:], parcels)  # noqa: B905 - some endless
-    return list(map(Item, places, weights, message.keys or repeat(None), sizes))
 
 
-def claims(items: Sequence[Item]) -> list[Claim]:
-    """The claims among items, at the server."""
-    found: list[Claim] = []
-    for item in items:
-        place: Place = item.payload  # type: ignore[assignment]
-        shelf, index, first, last, _ = place
-        if shelf.kind(index) == CLAIM:
-            found.append(read_claim(shelf.block[first:last]))
-    return found
+def _packed(values: Sequence[float], form: str) -> Wire:
+    first = float(values[0]) if form == WEIGHTS else values[0]
+    return first if values.count(first) == len(values) else array(form, values).tobytes()
 
 
-def collect(items: Sequence[Item]) -> Crate:
-    """One message of items from any shelves; a run that lies together is one piece."""
-    runs: list[tuple[memoryview, ...]] = []
-    pieces: list[Bytes] = []
-    parcels: list[Parcel] = []
-    keyed = False
-    shelf: _Shelf | None = None
-    start = until = first = last = 0
-    for item in items:
-        place: Place = item.payload  # type: ignore[assignment]
-        if place[0] is not shelf or place[1] != until:
-            if shelf is not None:
-                runs.append(shelf.run(start, until))
-                pieces.append(shelf.block[first:last])
-            shelf, start, first = place[0], place[1], place[2]
-        until, last = place[1] + 1, place[3]
-        if place[4] is not None:
-            parcels.append(place[4])
-        keyed = keyed or item.key is not None
-    if shelf is not None:
-        runs.append(shelf.run(start, until))
-        pieces.append(shelf.block[first:last])
-    keys = [item.key for item in items] if keyed else None
-    block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    columns = b"".join(chain.from_iterable(zip(*runs, strict=True)))
-    return Crate(columns, block, parcels, keys)
+def _column(wire: Wire, count: int, form: str) -> Column:
+    if isinstance(wire, int | float):
+        if form != WEIGHTS and not (isinstance(wire, int) and wire >= 0):
+            raise ValueError(f"malformed items: a column of {wire}")
+        return wire
+    column: Sequence[float] = memoryview(wire).cast("B").cast(form)  # type: ignore[call-overload]
+    if len(column) != count:
+        raise ValueError(f"malformed items: {len(column)} figures for {count} items")
+    return column
 
 
-def _columns_of(count: int) -> str:
-    return f"<{count}d{count}Q{count}I{count}B"
+def _cut(column: Column, first: int, end: int) -> Wire:
+    return column if isinstance(column, int | float) else column[first:end].tobytes()  # type: ignore
 
 
-Columns = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+def _spread(column: Column, first: int, end: int) -> list[int]:
+    if isinstance(column, int | float):
+        return [int(column)] * (end - first)
+    return list(column[first:end])  # type: ignore[arg-type]
 
 
-def _columns(message: Crate) -> Columns:
-    """Weights, sizes, sizes of the pieces and kinds of a message whose parts agree."""
-    count = len(message.columns) // _WIDTH
-    try:
-        flat = struct.unpack(_columns_of(count), message.columns)
-    except struct.error as error:
-        raise ValueError(f"malformed items: {error}") from None
-    columns: Columns = (
-        flat[:count],
-        flat[count : 2 * count],
-        flat[2 * count : 3 * count],
-        flat[3 * count :],
-    )
-    pieces, large = sum(columns[2]), columns[3].count(LARGE)
-    keys = count if message.keys is None else len(message.keys)
-    if (pieces, large, keys) != (len(message.block), len(message.parcels), count):
-        raise ValueError(
-            f"malformed items: {count} items of {pieces} bytes and {large} parcels, but "
-            f"{len(message.block)} bytes, {len(message.parcels)} parcels, {keys} keys"
-        )
-    return columns
+def _joined(pieces: Sequence[Bytes]) -> Bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _join(crates: Sequence[Crate]) -> Crate:
+    """One message of several."""
+    if len(crates) == 1:
+        return crates[0]
+    count = sum([crate.items for crate in crates])
+    forms = WEIGHTS, SIZES, LENGTHS, KINDS
+    columns = []
+    by_column = zip(*(crate[1:5] for crate in crates), strict=True)
+    for form, wires in zip(forms, by_column, strict=True):
+        parts = zip(wires, crates, strict=True)
+        figures = [_figures(wire, crate.items, form) for wire, crate in parts]
+        columns.append(_packed(list(chain.from_iterable(figures)), form))
+    keys = None
+    if any(crate.keys for crate in crates):
+        keys = list(chain.from_iterable(crate.keys or [None] * crate.items for crate in crates))
+    parcels = list(chain.from_iterable(crate.parcels for crate in crates))
+    block = memoryview(_joined([crate.block for crate in crates]))
+    return Crate(count, *columns, block, parcels, keys)  # type: ignore[arg-type, call-arg]
+
+
+def _figures(wire: Wire, count: int, form: str) -> Iterable[float]:
+    column = _column(wire, count, form)
+    return repeat(column, count) if isinstance(column, int | float) else column

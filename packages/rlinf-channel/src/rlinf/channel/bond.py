@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from rlinf.channel.errors import ChannelError, ItemsLost, ServerLost
-from rlinf.channel.tags import Ranges
+from rlinf.channel.spans import Ranges
 
 log = logging.getLogger(__name__)
 

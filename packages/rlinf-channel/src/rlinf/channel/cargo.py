@@ -1,15 +1,17 @@
 """One item, closed: how it travels and waits without anybody looking inside.
 
-A small item (all of it within `SMALL_BYTES`) is a piece of bytes, padded to 16. It is the bytes of
-a `bytes` object itself; or the head of a plain numpy array (dtype and shape) and its elements; or
-a parcel: the number of its parts, their sizes, then header and buffers, each padded. The first
-two cost no codec. A large item is a `Parcel`, whose buffers the transport moves by reference
-where it can.
+A small item (all of it within `SMALL_BYTES`) is a piece of bytes. It is the bytes of a `bytes`
+object itself; or the head of a plain numpy array (dtype and shape) and its elements; or a parcel:
+the number of its parts, their sizes, then header and buffers, each padded to 16. The first two cost
+no codec, and many alike are closed and opened together. A large item is a `Parcel`, whose buffers
+the transport moves by reference where it can.
 """
 
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,13 +28,14 @@ PLAIN_DTYPES = "biufc"
 MAX_HEADS = 1024
 MAX_DIMENSIONS = 8
 
+_LOOK = attrgetter("dtype", "shape")
 _COUNT = struct.Struct("<I")
 _PADDING = tuple(bytes(n) for n in range(ALIGN))
 
 Bytes = bytes | bytearray | memoryview
 
 Cargo = tuple[int, int, "Bytes | Parcel"]
-"""A closed item: its kind, its size without padding, its piece or parcel."""
+"""A closed item: its kind, its size without head and padding, its piece or parcel."""
 
 
 def pack(value: object, allow_pickle: bool = True) -> Cargo:
@@ -43,8 +46,7 @@ def pack(value: object, allow_pickle: bool = True) -> Cargo:
     """
     kind = type(value)
     if kind is bytes and len(value) <= SMALL_BYTES:  # type: ignore[arg-type]
-        size = len(value)  # type: ignore[arg-type]
-        return RAW, size, value + _PADDING[-size % ALIGN] if size % ALIGN else value  # type: ignore
+        return RAW, len(value), value  # type: ignore
     if kind is np.ndarray:
         head = _heads.get((value.dtype, value.shape)) or _new_head(value)  # type: ignore
         if head is not None:
@@ -56,27 +58,53 @@ def pack(value: object, allow_pickle: bool = True) -> Cargo:
     return SMALL, parcel.nbytes, _flatten(parcel)
 
 
-def pack_bytes(values: Sequence[object]) -> list[Cargo] | None:
-    """`pack` of several small `bytes`, in a third of the time; None if anything else is there."""
-    if set(map(type, values)) != {bytes}:
+def pack_alike(values: Sequence[object]) -> tuple[int, list[int], int, list[Bytes]] | None:
+    """Close several small items of one kind together, in a tenth of the time.
+
+    Returns:
+        Their kind, the size of each, what an array's head and padding add to each, and the pieces,
+        in as many parts as suits; None where they are not alike.
+    """
+    kinds = set(map(type, values))
+    if kinds == {bytes}:
+        sizes = list(map(len, values))  # type: ignore[arg-type]
+        return None if max(sizes) > SMALL_BYTES else (RAW, sizes, 0, list(values))  # type: ignore
+    if kinds != {np.ndarray} or len(set(map(_LOOK, values))) > 1:
         return None
-    sizes = list(map(len, values))  # type: ignore[arg-type]
-    if max(sizes) > SMALL_BYTES:
+    head = _new_head(values[0])  # type: ignore[arg-type]
+    if head is None:
         return None
-    return [
-        (RAW, size, value + _PADDING[-size % ALIGN] if size % ALIGN else value)  # type: ignore
-        for size, value in zip(sizes, values, strict=True)
-    ]
+    start, size, padding = head
+    rows = zip(repeat(start), values, repeat(padding))
+    try:
+        whole = b"".join(chain.from_iterable(rows))  # type: ignore[arg-type]
+    except (BufferError, TypeError):  # one is not in C order
+        return None
+    return ARRAY, [size] * len(values), len(start) + len(padding), [whole]
+
+
+def open_alike(kind: int, size: int, count: int, block: Bytes) -> list[object] | None:
+    """Open items of one kind and size that lie together, arrays as views on one copy of them.
+
+    None where that cannot be: they have to be opened one by one.
+    """
+    if kind == RAW and size:
+        return list(chain.from_iterable(struct.iter_unpack(f"{size}s", block)))
+    if kind != ARRAY or not size:
+        return None
+    rows = np.frombuffer(bytearray(block), np.uint8).reshape(count, -1)
+    start = int(rows[0, 0]) * ALIGN
+    if not (rows[:, :start] == rows[0, :start]).all():
+        return None
+    dtype, shape, nbytes = _read_head(rows[0, :start].tobytes())
+    if nbytes != size or not shape or start + size > rows.shape[1]:
+        return None
+    return list(rows[:, start : start + size].view(dtype).reshape(count, *shape))
 
 
 def unpack_all(cargos: Iterable[Cargo], allow_pickle: bool = True) -> list[object]:
-    """`unpack` of several, `bytes` in half of the time."""
-    return [
-        bytes(content)  # type: ignore[arg-type]
-        if kind == RAW and len(content) == nbytes  # type: ignore[arg-type]
-        else unpack((kind, nbytes, content), allow_pickle)
-        for kind, nbytes, content in cargos
-    ]
+    """`unpack` of several."""
+    return [unpack(cargo, allow_pickle) for cargo in cargos]
 
 
 def unpack(cargo: Cargo, allow_pickle: bool = True) -> object:
@@ -88,7 +116,7 @@ def unpack(cargo: Cargo, allow_pickle: bool = True) -> object:
     """
     kind, nbytes, content = cargo
     if kind == RAW:
-        return bytes(content if len(content) == nbytes else content[:nbytes])  # type: ignore
+        return bytes(content)  # type: ignore[arg-type]
     if kind == ARRAY:
         return _array(content, nbytes)  # type: ignore[arg-type]
     if isinstance(content, Parcel):

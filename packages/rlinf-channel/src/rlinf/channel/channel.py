@@ -3,9 +3,10 @@
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
-from rlinf.channel.batching import Crate, cargos
+from rlinf.channel.batching import Crate, cargos, shelve
 from rlinf.channel.bond import Bond
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumer import Consumer
@@ -175,10 +176,11 @@ class Channel(Producer, Consumer):
         """The latest items that were given out `max_deliveries` times and never acknowledged,
         oldest first. Looking at them changes nothing; `statistics().dead_items` counts all.
         """
-        facts, crate = self._link.ask("dead_letters", timeout=timeout)
-        assert isinstance(facts, tuple) and isinstance(crate, tuple)
+        facts, crates = self._link.ask("dead_letters", timeout=timeout)
+        assert isinstance(facts, tuple) and isinstance(crates, tuple)
         letters: list[DeadLetter] = []
-        for fact, cargo in zip(facts, cargos(Crate(*crate)), strict=True):
+        runs = [run for crate in crates for run in shelve(Crate(*crate), self._link.channel)]
+        for fact, cargo in zip(facts, chain.from_iterable(map(cargos, runs)), strict=True):
             item, problem = None, ""
             try:
                 item = open_cargo(self._link, cargo)

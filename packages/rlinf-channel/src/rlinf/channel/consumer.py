@@ -5,14 +5,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rlinf.channel.cargo import CLAIM, Cargo, unpack_all
+from rlinf.channel.batching import holds_claims, open_run
+from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelClosed, InvalidConfig, ItemsLost, Timeout
 from rlinf.channel.inbox import Inbox
 from rlinf.channel.lease import Lease
 from rlinf.channel.link import Link
 from rlinf.channel.messages import Outcome
-from rlinf.channel.wish import Tagged, Wish
+from rlinf.channel.run import Run
+from rlinf.channel.spans import orders_of
+from rlinf.channel.wish import Wish
 from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
@@ -65,37 +68,36 @@ class Consumer:
         when the next one would exceed it; a heavier item comes alone), whichever is reached
         first. With neither: everything until the channel is closed. Less comes only from the tail
         of a closed channel, or where the channel's bound is reached before the batch is full.
+        Small arrays of one shape and dtype share memory: keep a `copy()` of what is kept for long.
 
         Raises:
             Timeout: No batch in time; every item is still in the channel.
             ChannelClosed: Closed and drained.
         """
         wish = _wish(max_items, target_weight)
-        tagged = self._inbox.take(wish, self._link.deadline(timeout), "get_batch")
-        cargos = [cargo for _, cargo in tagged]
+        runs = self._inbox.take(wish, self._link.deadline(timeout), "get_batch")
+        if any(map(holds_claims, runs)):
+            return self._good_ones(runs)
+        items: list[Any] = []
         try:
-            if any(cargo[0] == CLAIM for cargo in cargos):
-                whole = [open_cargo(self._link, cargo) for cargo in cargos]
-            else:
-                whole = unpack_all(cargos, self._link.endpoint.config.allow_pickle)
-        except (CodecError, ItemsLost):
-            return self._good_ones(tagged)
-        self._inbox.adopt([tag for tag, _ in tagged])
-        return whole
+            for run in runs:
+                items += open_run(run, self._link.endpoint.config.allow_pickle)
+        except CodecError:
+            return self._good_ones(runs)
+        self._inbox.adopt(orders_of(runs))
+        return items
 
-    def _good_ones(self, tagged: Sequence[Tagged]) -> list[Any]:
+    def _good_ones(self, runs: Sequence[Run]) -> list[Any]:
         """What can be decoded of a batch; the rest is dropped."""
         items: list[object] = []
-        good: list[int] = []
-        for tag, cargo in tagged:
+        lease = Lease(self._link, self._inbox, runs)
+        for index in range(len(lease)):
             try:
-                items.append(self._open(cargo))
-                good.append(tag)
+                items.append(lease[index])
             except (CodecError, ItemsLost) as error:
                 log.error("channel %s: an item is dropped: %s", self._link.channel, error)
-                lease = Lease(self._link, self._inbox, [(tag, cargo)])
-                lease.reject()
-        self._inbox.adopt(good)
+                lease.reject([index])
+        lease.adopt()
         return items
 
     @contextmanager
@@ -105,8 +107,8 @@ class Consumer:
         Raises:
             LeaseLost: At the end of the block: the item had gone to another consumer meanwhile.
         """
-        tagged = self._inbox.take(Wish(), self._link.deadline(timeout), "lease")
-        with Lease(self._link, self._inbox, tagged) as lease:
+        runs = self._inbox.take(Wish(), self._link.deadline(timeout), "lease")
+        with Lease(self._link, self._inbox, runs) as lease:
             yield lease[0]
 
     @contextmanager
@@ -124,8 +126,8 @@ class Consumer:
             full: False: do not wait for more once there is an item.
         """
         wish = _wish(max_items, target_weight)._replace(full=full)
-        tagged = self._inbox.take(wish, self._link.deadline(timeout), "lease_batch")
-        with Lease(self._link, self._inbox, tagged) as lease:
+        runs = self._inbox.take(wish, self._link.deadline(timeout), "lease_batch")
+        with Lease(self._link, self._inbox, runs) as lease:
             yield lease
 
     def ack(self, timeout: TimeoutLike = DEFAULT) -> None:

@@ -2,12 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from rlinf.channel.journal import REMEMBERED_TAGS
-from rlinf.channel.messages import ClientId, Item, Recall, Take
+from rlinf.channel.journal import REMEMBERED_RUNS
+from rlinf.channel.messages import ClientId, Recall, Take
 from rlinf.channel.policy import ConsumerLoad
+from rlinf.channel.run import Run
+from rlinf.channel.spans import Ranges, RunMap, Spans, length
 from rlinf.channel.statistics import ConsumerStatistics
 
 _RATE_SMOOTHING = 0.3
@@ -53,7 +55,7 @@ class Consumer:
         self.id = client
         self.name = str(client)
         self.capacity = 1.0
-        self.leased: dict[int, Item] = {}
+        self.leased = RunMap()
         self.deliveries: deque[_Delivery] = deque()
         """Of which something is leased still; the latest last."""
         self.answered = -1
@@ -76,49 +78,56 @@ class Consumer:
         busy_s = now - self.busy_since if self.leased else 0.0
         return ConsumerLoad(self.name, self.capacity, ready, self.weight, busy_s)
 
-    def give(self, tag: int, items: Sequence[Item], ask: int, now: float) -> None:
-        """Hand out items, tagged from `tag` on, in answer to the consumer's request `ask`."""
+    def give(self, tag: int, runs: Sequence[Run], ask: int, now: float) -> int:
+        """Hand out runs, tagged from `tag` on, in answer to the consumer's request `ask`; the tag
+        behind the last.
+        """
         if not self.leased:
             self.idle_s += now - self.idle_since
             self.busy_since = now
         self.answered = max(self.answered, ask)
-        self.leased.update(enumerate(items, start=tag))
-        self.weight += sum([item.weight for item in items])
-        oldest, deliveries = next(iter(self.leased), tag), self.deliveries
-        while deliveries and deliveries[0].last < oldest:
+        first = tag
+        for run in runs:
+            self.leased.add(tag, run)
+            self.weight += run.weight
+            tag += run.count
+        deliveries = self.deliveries
+        while deliveries and (not self.leased or deliveries[0].last < self.leased.first):
             deliveries.popleft()
-        deliveries.append(_Delivery(tag, tag + len(items) - 1, ask, now))
+        deliveries.append(_Delivery(first, tag - 1, ask, now))
+        return tag
 
-    def unknown_to(self, tags: Collection[int], asks: Collection[int], before: float) -> list[int]:
+    def unknown_to(self, tags: Ranges, asks: Ranges, before: float) -> Ranges:
         """What it holds and has not listed in `tags`, although it must have arrived: it was given
         before that time, and in answer to none of `asks`.
         """
-        unlisted = self.leased.keys() - set(tags)
-        if not unlisted:
-            return []
-        arrived = [d for d in self.deliveries if d.at < before and d.ask not in asks]
-        known = [tag for d in arrived for tag in range(d.first, d.last + 1)]
-        return sorted(unlisted.intersection(known))
+        unknown = Spans(self.leased.ranges())
+        unknown.difference_update(tags)
+        if unknown:
+            waited = Spans(asks)
+            for d in self.deliveries:
+                if d.at >= before or waited.common((d.ask, d.ask)):
+                    unknown.remove(d.first, d.last)
+        return unknown.ranges()
 
-    def take_back(self, tags: Iterable[int], now: float) -> list[Item]:
-        """Remove what it holds of these tags."""
-        leased = self.leased
-        items = [item for tag in tags if (item := leased.pop(tag, None)) is not None]
-        if items:
-            if leased:
-                self.weight -= sum([item.weight for item in items])
+    def take_back(self, tags: Ranges, now: float) -> tuple[list[Run], Ranges]:
+        """Remove what it holds of these tags: the runs, and which tags they are."""
+        runs, found = self.leased.cut(tags)
+        if runs:
+            if self.leased:
+                self.weight -= sum([run.weight for run in runs])
             else:
                 self.weight = 0.0
                 self.idle_since = now
                 self.brought = False
-        return items
+        return runs, found
 
-    def finish(self, items: Sequence[Item], now: float) -> tuple[float, float]:
+    def finish(self, runs: Sequence[Run], now: float) -> tuple[float, float]:
         """Note items worked off; their weight and the seconds they took."""
-        weight = sum([item.weight for item in items])
+        weight = sum([run.weight for run in runs])
         seconds = now - self.busy_since
         self.busy_since = now
-        self.finished_items += len(items)
+        self.finished_items += sum([run.count for run in runs])
         self.finished_weight += weight
         if seconds > 0:
             rate = weight / seconds
@@ -137,7 +146,7 @@ class Consumer:
         return ConsumerStatistics(
             id=self.name,
             capacity=self.capacity,
-            leased_items=len(self.leased),
+            leased_items=self.leased.count,
             outstanding_weight=self.weight,
             finished_items=self.finished_items,
             finished_weight=self.finished_weight,
@@ -153,10 +162,15 @@ class Consumers:
     def __init__(self, lease_s: float, first_tag: int = 0) -> None:
         self._lease_s = lease_s
         self._tags = first_tag
-        self.settled: dict[ClientId, list[int]] = {}
+        self.settled: dict[ClientId, Spans] = {}
         """The latest tags each consumer has settled, where that must outlive the server."""
         self.known: dict[ClientId, Consumer] = {}
         self.leased_items = 0
+
+    @property
+    def busy(self) -> int:
+        """How many hold something."""
+        return sum([1 for consumer in self.known.values() if consumer.leased])
 
     def see(self, client: ClientId, now: float) -> Consumer:
         """The consumer, new or known; being seen renews its lease."""
@@ -168,37 +182,35 @@ class Consumers:
         consumer.expires_at = now + self._lease_s
         return consumer
 
-    def give(self, take: Take, consumer: Consumer, items: Sequence[Item], now: float) -> int:
-        """Lease items out in answer to a request; the tag of the first."""
+    def give(self, take: Take, consumer: Consumer, runs: Sequence[Run], now: float) -> int:
+        """Lease runs out in answer to a request; the tag of the first item."""
         first = self._tags
-        self._tags += len(items)
-        consumer.give(first, items, take.ask, now)
+        self._tags = consumer.give(first, runs, take.ask, now)
         consumer.expires_at = now + self._lease_s
-        self.leased_items += len(items)
+        self.leased_items += self._tags - first
         return first
 
-    def take_back(self, consumer: Consumer, tags: Iterable[int], now: float) -> list[Item]:
-        """End the lease of these tags; the items which the consumer still held."""
-        items = consumer.take_back(tags, now)
-        self.leased_items -= len(items)
-        return items
+    def take_back(self, consumer: Consumer, tags: Ranges, now: float) -> tuple[list[Run], Ranges]:
+        """End the lease of these tags, as far as the consumer still held them: runs and tags."""
+        runs, found = consumer.take_back(tags, now)
+        self.leased_items -= length(found)
+        return runs, found
 
-    def missing(self, client: ClientId, tags: Iterable[int]) -> int:
+    def missing(self, client: ClientId, tags: Ranges) -> int:
         """How many of these tags the consumer does not hold."""
         known = self.known.get(client)
-        leased = known.leased if known else {}
-        return sum(tag not in leased for tag in tags)
+        return known.leased.missing(tags) if known else length(tags)
 
-    def unsettled(self, client: ClientId, tags: Iterable[int]) -> int:
+    def unsettled(self, client: ClientId, tags: Ranges) -> int:
         """How many of them it neither holds nor has settled with the server before this one."""
         settled = self.settled.get(client)
-        return self.missing(client, tags if settled is None else set(tags) - set(settled))
+        return self.missing(client, tags) - (settled.common(tags) if settled else 0)
 
-    def remember(self, client: ClientId, tags: Sequence[int]) -> None:
+    def remember(self, client: ClientId, tags: Ranges) -> None:
         """These were settled: a restarted server, asked again, must say the same."""
-        settled = self.settled.setdefault(client, [])
-        settled += tags
-        del settled[:-REMEMBERED_TAGS]
+        settled = self.settled.setdefault(client, Spans())
+        settled.update(tags)
+        settled.keep_latest(REMEMBERED_RUNS)
 
     def recall(self, waiting: Collection[Take], now: float) -> tuple[list[Recall], float]:
         """Others wait while somebody sits on items brought along: ask for them back.
@@ -226,7 +238,7 @@ class Consumers:
     def awaited(self, take: Take) -> bool:
         """Whether items may come back which whoever asks does not hold, or not that it knows."""
         mine = self.known.get(take.consumer)
-        leased = len(mine.leased) if mine else 0
+        leased = mine.leased.count if mine else 0
         return self.leased_items > leased or (take.holds is not None and leased > take.holds)
 
     def expired(self, now: float) -> list[Consumer]:

@@ -14,7 +14,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.consumers import Consumer, Consumers
@@ -32,7 +32,6 @@ from rlinf.channel.messages import (
     Delivered,
     Event,
     Gone,
-    Item,
     Left,
     Outcome,
     Put,
@@ -50,6 +49,8 @@ from rlinf.channel.messages import (
 from rlinf.channel.picture import picture
 from rlinf.channel.policy import ItemLoad, Policy, make_policy
 from rlinf.channel.portion import Portions
+from rlinf.channel.run import Run
+from rlinf.channel.spans import Ranges, length, orders_of
 from rlinf.channel.standstill import STANDSTILL_S, stands_still
 from rlinf.channel.statistics import ChannelStatistics
 
@@ -138,7 +139,7 @@ class Queue:
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def missing(self, consumer: ClientId, tags: Iterable[int]) -> int:
+    def missing(self, consumer: ClientId, tags: Ranges) -> int:
         """How many of these tags the consumer does not hold."""
         return self._consumers.missing(consumer, tags)
 
@@ -183,7 +184,7 @@ class Queue:
         commands: list[Command] = []
         before = now - self.config.lease_s / 2
         if unknown := consumer.unknown_to(renew.tags, renew.asks, before):
-            commands += self._take_from(consumer, tuple(unknown), now, expired=True)
+            commands += self._take_from(consumer, unknown, now, expired=True)
         if renew.request is not None:
             commands.append(Settled(renew.request, lost))
         return commands
@@ -194,13 +195,13 @@ class Queue:
 
     def _on_recalled(self, recalled: Recalled, now: float) -> list[Command]:
         consumer = self._consumers.see(recalled.consumer, now)
-        self._lanes.restore(self._take_back(consumer, recalled.tags, now))  # not a redelivery
+        self._lanes.restore(self._take_back(consumer, recalled.tags, now)[0])  # no redelivery
         return []
 
     def _on_gone(self, gone: Gone, now: float) -> list[Command]:
         commands: list[Command] = []
         for consumer in self._consumers.of(gone.worker, gone.epoch):
-            if held := tuple(consumer.leased):
+            if held := consumer.leased.ranges():
                 commands += self._take_from(consumer, held, now, expired=False)
             del self._consumers.known[consumer.id]
             self._consumers.settled.pop(consumer.id, None)
@@ -230,7 +231,7 @@ class Queue:
             commands.append(Refused(take.request, Refusal.TIMEOUT))
         commands += self._intake.expire(now)
         for consumer in self._consumers.expired(now):
-            commands += self._take_from(consumer, tuple(consumer.leased), now, expired=True)
+            commands += self._take_from(consumer, consumer.leased.ranges(), now, expired=True)
         self.wake_at = self._deadline()
         return commands
 
@@ -297,9 +298,8 @@ class Queue:
         lane = self._lanes.get(take.key)
         if not lane or (take.max_items == 1 and not take.full):
             return 1 if lane else 0
-        busy = sum([1 for consumer in self._consumers.known.values() if consumer.leased])
-        usual_nbytes = self._intake.held_bytes / self.held
-        return self._portions.pick(take, lane, max(busy, len(self._waiting)), usual_nbytes)
+        sharers = max(self._consumers.busy, len(self._waiting))
+        return self._portions.pick(take, lane, sharers, self._intake.held_bytes / self.held)
 
     def _choose(self, ready: list[Take], now: float) -> Take | None:
         """The request to serve next by the policy, or None if the item waits for a busy one."""
@@ -309,7 +309,7 @@ class Queue:
         loads = self._consumers.loads(asking, now)
         lane = self._lanes.get(ready[0].key)
         assert lane is not None
-        weight = lane.head().weight
+        weight = lane.head().weigh(1)
         choice = self._policy.choose(loads, ItemLoad(weight, lane.weight - weight))
         chosen = asking.get(choice.consumer)
         if chosen is None:
@@ -317,18 +317,18 @@ class Queue:
         return chosen
 
     def _give(self, take: Take, count: int, now: float) -> Delivered:
-        items = self._lanes.take_first(count, take.key) if count else []
+        runs = self._lanes.take_first(count, take.key) if count else []
         consumer = self._consumers.see(take.consumer, now)
         if self._portions.returned:
-            again = sum([item.returns > 0 for item in items])
+            again = sum([run.count for run in runs if run.returns])
             consumer.redelivered += again
             self._portions.returned = max(0, self._portions.returned - again)
-        tag = self._consumers.give(take, consumer, items, now)
-        asked = (take.max_items or len(items)) if take.full else int(take.wait)
-        if len(items) > asked:
+        tag = self._consumers.give(take, consumer, runs, now)
+        if count > ((take.max_items or count) if take.full else int(take.wait)):
             consumer.bring(now)
         self.wake_at = min(self.wake_at, consumer.expires_at)
-        return Delivered(take.request, take.consumer, tag, items, self.held)
+        copies = [run.copy() for run in runs]  # what becomes of these here is not their affair
+        return Delivered(take.request, take.consumer, tag, copies, self.held)
 
     def _end(self, commands: list[Command]) -> None:
         """Closed and nothing left to hope for: tell those who still ask."""
@@ -339,60 +339,60 @@ class Queue:
                 commands.append(Refused(take.request, Refusal.CLOSED))
 
     def _finish(
-        self, consumer: Consumer, tags: Sequence[int], outcome: Outcome, now: float
+        self, consumer: Consumer, tags: Ranges, outcome: Outcome, now: float
     ) -> list[Command]:
         """Settle tags, as far as the consumer holds them."""
-        tags = [tag for tag in tags if tag in consumer.leased]
-        items = self._take_back(consumer, tags, now)
+        runs, found = self._take_back(consumer, tags, now)
         if outcome is Outcome.RETURNED:
-            return self._restore(consumer, items)
-        if items:
-            self._intake.held_bytes -= sum([item.nbytes for item in items])
-            weight, seconds = consumer.finish(items, now)
+            return self._restore(consumer, runs)
+        if runs:
+            self._intake.held_bytes -= sum([run.nbytes for run in runs])
+            weight, seconds = consumer.finish(runs, now)
             self._policy.completed(consumer.name, weight, seconds)
             if outcome is Outcome.DONE:
-                self._acknowledged += len(items)
+                self._acknowledged += length(found)
             else:
-                self._rejected += len(items)
+                self._rejected += length(found)
             if self._journal is not None:
-                orders = [item.order for item in items]
-                self._journal.append(Finished(self.name, consumer.id, tags, orders, outcome))
-                self._consumers.remember(consumer.id, tags)
+                gone = orders_of(runs)
+                self._journal.append(Finished(self.name, consumer.id, found, gone, outcome))
+                self._consumers.remember(consumer.id, found)
             if not self.config.offload_to_cpu:
-                return [Left(items)]
+                return [Left(runs)]
         return []
 
-    def _take_back(self, consumer: Consumer, tags: Iterable[int], now: float) -> list[Item]:
-        items = self._consumers.take_back(consumer, tags, now)
-        self._moved_at = now if items else self._moved_at
-        return items
+    def _take_back(self, consumer: Consumer, tags: Ranges, now: float) -> tuple[list[Run], Ranges]:
+        runs, found = self._consumers.take_back(consumer, tags, now)
+        self._moved_at = now if runs else self._moved_at
+        return runs, found
 
     def _take_from(
-        self, consumer: Consumer, tags: tuple[int, ...], now: float, *, expired: bool
+        self, consumer: Consumer, tags: Ranges, now: float, *, expired: bool
     ) -> list[Command]:
-        buried = self._restore(consumer, self._take_back(consumer, tags, now))
+        buried = self._restore(consumer, self._take_back(consumer, tags, now)[0])
         return [Released(consumer.id, tags, expired), *buried]
 
-    def _restore(self, consumer: Consumer, items: list[Item]) -> list[Command]:
+    def _restore(self, consumer: Consumer, runs: list[Run]) -> list[Command]:
         most = self.config.max_deliveries
-        for item in items:
-            item.returns += 1
-        buried = [item for item in items if most is not None and item.returns >= most]
+        for run in runs:
+            run.returns += 1
+        buried = [run for run in runs if most is not None and run.returns >= most]
         if buried:
-            items = [item for item in items if item not in buried]
+            runs = [run for run in runs if run not in buried]
             self._bury(consumer, buried)
-        self._redelivered += len(items)
-        self._portions.returned += len(items)
-        self._lanes.restore(items)
-        return [Buried(consumer.id, item) for item in buried]
+        count = sum([run.count for run in runs])
+        self._redelivered += count
+        self._portions.returned += count
+        self._lanes.restore(runs)
+        return [Buried(consumer.id, run) for run in buried]
 
-    def _bury(self, consumer: Consumer, items: list[Item]) -> None:
-        for item in items:
-            self._intake.held_bytes -= item.nbytes
-            self.dead.bury(item)
+    def _bury(self, consumer: Consumer, runs: list[Run]) -> None:
+        for run in runs:
+            self._intake.held_bytes -= run.nbytes
+            self.dead.bury(run)
         if self._journal is not None:
-            orders = [item.order for item in items]
-            self._journal.append(Finished(self.name, consumer.id, (), orders, Outcome.DEAD))
+            gone = orders_of(runs)
+            self._journal.append(Finished(self.name, consumer.id, (), gone, Outcome.DEAD))
 
     def _deadline(self) -> float:
         times = [take.deadline for take in self._waiting.values() if take.deadline is not None]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf.channel.messages import Item
+from rlinf.channel.run import Run
 
 KEPT_ITEMS = 64
 KEPT_SHARE = 8
@@ -32,20 +32,21 @@ class DeadLetters:
 
     def __init__(self, buffer_bytes: int) -> None:
         self._most_bytes = buffer_bytes // KEPT_SHARE
-        self._kept: deque[Item] = deque()
-        self._nbytes = 0
+        self._kept: deque[Run] = deque()
+        self._items = self._nbytes = 0
         self.count = 0
         """All there were, kept or not."""
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Run]:
         return iter(self._kept)
 
-    def bury(self, item: Item) -> None:
-        """Keep one more; the newest is kept whatever its size."""
-        self.count += 1
-        self._kept.append(item)
-        self._nbytes += item.nbytes
-        while len(self._kept) > KEPT_ITEMS or (
-            len(self._kept) > 1 and self._nbytes > self._most_bytes
-        ):
-            self._nbytes -= self._kept.popleft().nbytes
+    def bury(self, run: Run) -> None:
+        """Keep some more; the newest are kept whatever their size."""
+        self.count += run.count
+        self._kept.append(run)
+        self._items += run.count
+        self._nbytes += run.nbytes
+        while len(self._kept) > 1 and (self._items > KEPT_ITEMS or self._nbytes > self._most_bytes):
+            old = self._kept.popleft()
+            self._items -= old.count
+            self._nbytes -= old.nbytes

@@ -1,10 +1,9 @@
 """Items on accelerators, at both ends of a channel: claims instead of items, items for claims."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlinf.channel.cache import DeviceCache
-from rlinf.channel.cargo import CLAIM, Cargo, pack, pack_bytes, unpack
+from rlinf.channel.cargo import CLAIM, Cargo, pack, unpack
 from rlinf.channel.claim import Claim, read_claim
 from rlinf.channel.errors import ItemsLost
 from rlinf.channel.link import LOST, Link
@@ -38,10 +37,10 @@ class Packer:
                 return Claim(str(me.id), me.epoch, self._link.number, number).cargo(nbytes)
         return pack(item, allow_pickle=self._allow_pickle)
 
-    def pack_all(self, items: Sequence[object]) -> Iterator[Cargo]:
-        """`pack` of each item, as far as one is asked for after the other."""
-        packed = None if self._stays else pack_bytes(items)
-        return map(self.pack, items) if packed is None else iter(packed)
+    @property
+    def plain(self) -> bool:
+        """Whether nothing stays on a device."""
+        return not self._stays
 
     def forget(self, cargo: Cargo) -> None:
         """It was not put after all."""

@@ -24,6 +24,7 @@ from rlinf.channel.messages import (
     Tick,
 )
 from rlinf.channel.revival import load, save
+from rlinf.channel.spans import Spans, length
 
 Addressed = tuple[str, Command]
 """A command and the channel it comes from."""
@@ -153,7 +154,9 @@ class Hub:
                     if commit and isinstance(command, Accepted):
                         work.extend(self._settle(commit, now))
                     elif commit and command == Refused(command.request, Refusal.CANCELLED):
-                        command = Refused(command.request, Refusal.LEASE_LOST, 0, len(commit.tags))
+                        command = Refused(
+                            command.request, Refusal.LEASE_LOST, 0, length(commit.tags)
+                        )
             done.append((name, command))
         return done
 
@@ -162,13 +165,13 @@ class Hub:
         return self._step(commit.source, settle, now)
 
     def _cancel_commits(self, name: str, released: Released, now: float) -> list[Addressed]:
-        tags = set(released.tags)
+        tags = Spans(released.tags)
         lost = [
             commit
             for commit in self._commits.values()
             if commit.source == name
             and commit.consumer == released.consumer
-            and not tags.isdisjoint(commit.tags)
+            and tags.common(commit.tags)
         ]
         cancels = [(commit.target, Cancel(commit.put.request)) for commit in lost]
         return [c for target, cancel in cancels for c in self._step(target, cancel, now)]

@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from rlinf.channel.batching import cargos
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.errors import ChannelError, ServerLost, Timeout
 from rlinf.channel.link import Link, Reply
 from rlinf.channel.messages import Outcome
 from rlinf.channel.pace import Pace
 from rlinf.channel.promise import Promise
+from rlinf.channel.run import Run
 from rlinf.channel.session import Session
-from rlinf.channel.tags import ranges
+from rlinf.channel.spans import Ranges, Spans, orders_of
 from rlinf.channel.takes import Takes
-from rlinf.channel.wish import Ask, Tagged, Wish
+from rlinf.channel.wish import Ask, Wish
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
 from rlinf.comm.events import Lost
@@ -48,9 +50,9 @@ class Inbox(Takes):
         with self._lock:
             self._next_turn()
             local = self._local
-            stale: list[int] = []
+            stale: Ranges = ()
             if local and time.monotonic() - self._confirmed_at > self.lease_s:
-                stale = self._drop_local()  # after such a pause it has gone to others
+                stale = local.clear()  # after such a pause it has gone to others
             elif local and key is None:
                 cargo = self._begin()
                 if len(local) >= self._enough or self._ahead is not None:
@@ -64,34 +66,35 @@ class Inbox(Takes):
         self._bring_along()
         return cargo
 
-    def take(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+    def take(self, wish: Wish, deadline: float | None, operation: str) -> list[Run]:
         """Items under a lease of their own; acknowledges what get had handed out."""
         self._land(deadline, operation)
         with self._lock:
             self._next_turn()
             here = self._batch_here(wish)
-            unwanted = [] if here else self._drop_local()
+            unwanted = () if here else self._local.clear()
             self._pace.asks()
             if wish.full and wish.max_items is not None and wish.target_weight is None:
                 more = self._pace.credit // wish.max_items * wish.max_items - wish.max_items
                 wish = wish._replace(along=max(more, 0))
         self.give_back(unwanted)
-        items = here or self._wait_for(wish, deadline, operation)
+        runs = here or self._wait_for(wish, deadline, operation)
         with self._lock:
             if not here:
                 self._pace.arrived()
                 if wish.along and wish.max_items is not None:
-                    self._take_in(items[wish.max_items :])
-                    del items[wish.max_items :]
-            self._pace.used += len(items)
-            self._leases.update(tag for tag, _ in items)  # of what came along before
-        return items
+                    self._take_in(runs)
+                    runs = self._local.take(min(wish.max_items, len(self._local)))
+            for run in runs:
+                self._pace.used += run.count
+                self._leases.add(run.order, run.order + run.count - 1)  # if it came along before
+        return runs
 
-    def adopt(self, tags: Sequence[int]) -> None:
+    def adopt(self, tags: Ranges) -> None:
         """Treat leased items as handed out by get: the next one acknowledges them."""
         with self._lock:
             self._leases.difference_update(tags)
-            self._begun += tags
+            self._begun.update(tags)
 
     def get_async(
         self, timeout_s: float | None, finish: Callable[[Cargo], object]
@@ -119,12 +122,15 @@ class Inbox(Takes):
         """
         with self._lock:
             self._check()
-            tags, self._begun = self._begun, []
+            last = self._begun.ranges()
+            self._begun.clear()
             if outcome is Outcome.DONE:
-                tags = self._ended + self._take_done() + tags
-                self._ended = []
-        if tags:
-            self.settle(tags, outcome, deadline)
+                self._ended.update(self._take_done())
+                self._ended.update(last)
+                last = self._ended.ranges()
+                self._ended.clear()
+        if last:
+            self.settle(last, outcome, deadline)
 
     # What the session asks
 
@@ -132,21 +138,22 @@ class Inbox(Takes):
         """Tell the server that we live, what we hold and what is done."""
         with self._lock:
             done = self._take_done()
-            held = [*self._leases, *self._begun, *(tag for tag, _ in self._local)]
-            asked = sorted(self._asked)
+            held = Spans(self._leases.ranges())
+            held.update(self._begun.ranges())
+            held.update(self._local.ranges())
+            asked = self._asked.ranges()
             if self._failed is not None or not (held or done or asked):
                 return False
         sent_at = time.monotonic()
-        fields = ranges(sorted(held)), ranges(sorted(done)), ranges(asked)
-        reply = self._link.call("renew", *fields)
+        reply = self._link.call("renew", held.ranges(), done, asked)
         reply.add_done_callback(lambda answer: self._renewed(answer, sent_at))
         return not reply.done() or reply.exception() is None
 
-    def recalled(self) -> list[int]:
+    def recalled(self) -> Ranges:
         """Give up what was brought along and not begun; its tags."""
         with self._lock:
             self._pace.forget()
-            return self._drop_local()
+            return self._local.clear()
 
     def server_lost(self, lost: Lost) -> None:
         """An incarnation of the server is gone; see `Bond`."""
@@ -161,9 +168,9 @@ class Inbox(Takes):
         """Nothing that is here is ours any more: leases end with the server that gave them."""
         with self._lock:
             self._local.clear()
-            self._remember(self._done + self._begun)
+            self._remember(self._take_done())
+            self._remember(self._begun.ranges())
             self._begun.clear()
-            self._done.clear()
             self._ahead = None
 
     def server_back(self) -> None:
@@ -179,13 +186,13 @@ class Inbox(Takes):
         """Nobody gets from here any more: tell what is done, give back what is not."""
         with self._lock:
             done = self._take_done()
-            left = self._begun + [tag for tag, _ in self._local]
+            begun, local = self._begun.ranges(), self._local.clear()
             self._begun.clear()
-            self._local.clear()
         if self._failed is None:
             if done:
-                self._link.call("settle", ranges(sorted(done)), Outcome.DONE.value)
-            self.give_back(left)
+                self._link.call("settle", done, Outcome.DONE.value)
+            self.give_back(begun)
+            self.give_back(local)
 
     # Under the lock
 
@@ -193,33 +200,28 @@ class Inbox(Takes):
         if self._failed is not None:
             self._check()
         if self._begun:
-            self._done += self._begun
+            self._done.update(self._begun.ranges())
             self._begun.clear()
 
     def _begin(self) -> Cargo:
-        tag, cargo = self._local.popleft()
-        self._begun.append(tag)
+        tag, cargo = self._local.pop()
+        self._begun.add(tag, tag)
         self._pace.used += 1
         return cargo
 
-    def _take_in(self, items: Sequence[Tagged]) -> None:
-        self._leases.difference_update([tag for tag, _ in items])
-        self._local.extend(items)
+    def _take_in(self, runs: Sequence[Run]) -> None:
+        self._leases.difference_update(orders_of(runs))
+        self._local.add(runs)
         self._enough = len(self._local) // 2
 
-    def _batch_here(self, wish: Wish) -> list[Tagged]:
+    def _batch_here(self, wish: Wish) -> list[Run]:
         """The whole batch, if it came along with the one before."""
         local, count = self._local, wish.max_items
         if not (wish.full and count and wish.target_weight is None and len(local) >= count):
             return []
         if time.monotonic() - self._confirmed_at > self.lease_s:
             return []  # after such a pause it has gone to others
-        return [local.popleft() for _ in range(count)]
-
-    def _drop_local(self) -> list[int]:
-        tags = [tag for tag, _ in self._local]
-        self._local.clear()
-        return tags
+        return local.take(count)
 
     # Requests
 
@@ -241,9 +243,10 @@ class Inbox(Takes):
                     self._check()
                 self._pace.arrived()
                 if key is not None:
-                    ((tag, cargo),) = items
-                    self._leases.discard(tag)
-                    self._begun.append(tag)
+                    (run,) = items
+                    (cargo,) = cargos(run)
+                    self._leases.remove(run.order, run.order)
+                    self._begun.add(run.order, run.order)
                     return cargo
                 self._take_in(items)
                 if self._local:

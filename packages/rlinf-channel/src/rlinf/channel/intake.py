@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -13,13 +13,13 @@ from rlinf.channel.messages import (
     Accepted,
     ClientId,
     Command,
-    Item,
     Put,
     Refusal,
     Refused,
     Resume,
 )
-from rlinf.channel.tags import ranges
+from rlinf.channel.run import Run
+from rlinf.channel.spans import pairs, ranges
 
 REMEMBERED = 4096
 """So many refused numbers of a producer, and so many lost producers, are still known."""
@@ -47,17 +47,28 @@ class _Producer:
 class _Offer:
     """A put which has arrived and waits for room, or the part of it which still does."""
 
-    __slots__ = ("items", "last", "nbytes", "put", "requests", "taken")
+    __slots__ = ("count", "last", "nbytes", "put", "requests", "runs", "taken")
 
-    def __init__(self, put: Put, items: Sequence[Item], last: int) -> None:
+    def __init__(self, put: Put, runs: Sequence[Run], last: int, taken: int) -> None:
         self.put = put
-        self.items = deque(items)
+        self.runs = deque(runs)
+        self.count = sum([run.count for run in runs])
+        """Items that still wait."""
+        self.nbytes = sum([run.nbytes for run in runs])
+        """Of these."""
         self.requests = [put.request]
-        self.nbytes = sum([item.nbytes for item in items])
-        """Of the items that are still waiting when it arrives."""
-        self.taken = len(put.items) - len(items)
+        self.taken = taken
         self.last = last
         """The number of the last item."""
+
+    def take(self, count: int) -> Run:
+        """The first so many items of the first run."""
+        run = self.runs[0]
+        part = self.runs.popleft() if run.count == count else run.split(count)
+        self.count -= part.count
+        self.nbytes -= part.nbytes
+        self.taken += part.count
+        return part
 
 
 class Intake:
@@ -109,7 +120,7 @@ class Intake:
         producer = self._producers.setdefault(resume.producer, _Producer())
         producer.lost = False
         at, holes = producer.next, list(producer.holes)
-        for first, last in (*resume.outstanding, (resume.next, resume.next)):
+        for first, last in pairs((*resume.outstanding, resume.next, resume.next)):
             if at < first:
                 holes.append((at, first - 1))
             at = max(at, last + 1)
@@ -123,7 +134,7 @@ class Intake:
         while line:
             offer = line[0]
             self._admit_one(offer, lanes)
-            if offer.items:
+            if offer.count:
                 break
             line.popleft()
             room = None if self._max_items is None else max(self._max_items - len(lanes), 0)
@@ -188,21 +199,21 @@ class Intake:
         """Add what a restarted server must know of the producers."""
         for client, producer in self._producers.items():
             waiting = [o.put.first + o.taken for o in self.line if o.put.producer == client]
-            refused = _runs(producer.refused)
+            refused = ranges(sorted(producer.refused))
             state.producers[client] = ProducerState(min([producer.next, *waiting]), refused)
 
     def load(self, state: ChannelState) -> None:
         """Go on from what another server knew. Whoever does not come back is forgotten in time."""
         self.closed = state.closed
         self._orders = state.orders
-        self.held_bytes = sum(item.nbytes for item in state.items.values())
+        self.held_bytes = sum(run.nbytes for _, run in state.items)
         for client, known in state.producers.items():
             producer = self._producers[client] = _Producer()
             producer.next = known.next
-            for first, last in known.refused:
+            for first, last in pairs(known.refused):
                 self._refuse(producer, range(first, last + 1), Refusal.FULL)
-            # Those beyond `next` are settled although earlier numbers may still come.
-            producer.holes.extend(run for run in known.refused if run[1] >= known.next)
+                if last >= known.next:  # settled although earlier numbers may still come
+                    producer.holes.append((first, last))
             self._lose(client)
 
     def deadline(self) -> float:
@@ -216,20 +227,19 @@ class Intake:
         return [puts for p in self._producers.values() if p.early for puts in p.early.values()]
 
     def _line_up(self, producer: _Producer, put: Put) -> list[Command]:
-        skip = producer.next - put.first
-        fresh = put.items[skip:] if skip > 0 else put.items
-        self.duplicates += min(skip, len(put.items))
-        if not fresh:
+        count = put.count
+        known = min(max(producer.next - put.first, 0), count)
+        self.duplicates += known
+        if known == count:
             return self._repeat(producer, put)
         if self.closed:
-            return [Refused(put.request, Refusal.CLOSED, accepted=max(skip, 0))]
-        producer.next = put.first + len(put.items)
+            return [Refused(put.request, Refusal.CLOSED, accepted=known)]
+        producer.next = put.first + count
         if put.void:
-            first = producer.next - len(fresh)
-            self._refuse(producer, range(first, producer.next), put.void)
-            lost = len(fresh)
-            return [Refused(put.request, put.void, accepted=len(put.items) - lost, lost=lost)]
-        self.line.append(_Offer(put, fresh, producer.next - 1))
+            self._refuse(producer, range(put.first + known, producer.next), put.void)
+            return [Refused(put.request, put.void, accepted=known, lost=count - known)]
+        runs = _behind(put.runs, known) if known else put.runs
+        self.line.append(_Offer(put, runs, producer.next - 1, known))
         return []
 
     def _catch_up(self, producer: _Producer) -> list[Command]:
@@ -244,7 +254,7 @@ class Intake:
         return commands
 
     def _repeat(self, producer: _Producer, put: Put) -> list[Command]:
-        last = put.first + len(put.items) - 1
+        last = put.first + put.count - 1
         for offer in self.line:
             if offer.put.producer == put.producer and offer.put.first <= last <= offer.last:
                 offer.requests.append(put.request)
@@ -257,58 +267,48 @@ class Intake:
         return [Accepted(put.request, 0, 0)]
 
     def _admit_one(self, offer: _Offer, lanes: Lanes) -> None:
-        items = offer.items
-        held = self.held_bytes + offer.nbytes
-        if self._max_items is None and held <= self._max_bytes and not offer.taken:
-            self._admit_all(offer, lanes)
+        if offer.put.atomic and not self._has_room_for_all(offer, lanes):
             return
-        if offer.put.atomic:
-            queued = len(lanes) + len(items)
-            over = self._max_items is not None and queued > self._max_items
-            if (over and len(lanes)) or (held > self._max_bytes and self.held_bytes):
-                return
         order, number = self._orders, offer.put.first + offer.taken
-        taken: list[Item] = []
-        while items and (offer.put.atomic or self._fits(items[0], lanes)):
-            item = items.popleft()
-            item.order = self._orders
-            self._orders += 1
-            self.held_bytes += item.nbytes
-            self.admitted_bytes += item.nbytes
-            lanes.append(item)
-            taken.append(item)
-        offer.taken += len(taken)
-        self._record(offer, number, order, taken)
+        taken: list[Run] = []
+        while offer.count:
+            run = offer.runs[0]
+            fits = run.count if offer.put.atomic else self._fits(run, lanes)
+            if not fits:
+                break
+            run = self._enter(offer.take(fits), lanes)
+            if self._journal is not None:
+                taken.append(run.copy())  # it may be given out before the record is written
+        self._record(offer.put.producer, number, order, taken)
 
-    def _admit_all(self, offer: _Offer, lanes: Lanes) -> None:
-        """The same for an offer which fits as a whole, which is the usual case."""
-        order = self._orders
-        for item in offer.items:
-            item.order = order
-            order += 1
-        lanes.append_all(offer.items)
-        if self._journal is not None:
-            number = offer.put.first + offer.taken
-            self._record(offer, number, self._orders, tuple(offer.items))
-        self._orders = order
-        self.held_bytes += offer.nbytes
-        self.admitted_bytes += offer.nbytes
-        offer.taken += len(offer.items)
-        offer.items.clear()
+    def _record(self, producer: ClientId, number: int, order: int, runs: Sequence[Run]) -> None:
+        if self._journal is not None and runs:
+            self._journal.append(Admitted(self._channel, producer, number, order, runs))
 
-    def _record(self, offer: _Offer, number: int, order: int, items: Sequence[Item]) -> None:
-        if self._journal is not None and items:
-            admitted = Admitted(self._channel, offer.put.producer, number, order, items)
-            self._journal.append(admitted)
+    def _has_room_for_all(self, offer: _Offer, lanes: Lanes) -> bool:
+        """Whether a commit may enter; into an empty channel it always may."""
+        queued, held = len(lanes), self.held_bytes
+        over = self._max_items is not None and queued + offer.count > self._max_items
+        return not ((over and queued) or (held + offer.nbytes > self._max_bytes and held))
 
-    def _fits(self, item: Item, lanes: Lanes) -> bool:
-        if self._max_items is not None and len(lanes) >= self._max_items:
-            return False
-        return self.held_bytes + item.nbytes <= self._max_bytes or self.held_bytes == 0
+    def _enter(self, run: Run, lanes: Lanes) -> Run:
+        run.order = self._orders
+        self._orders += run.count
+        self.held_bytes += run.nbytes
+        self.admitted_bytes += run.nbytes
+        lanes.append(run)
+        return run
+
+    def _fits(self, run: Run, lanes: Lanes) -> int:
+        """How many of a run there is room for."""
+        room = run.within_bytes(self._max_bytes - self.held_bytes)
+        if not room and not self.held_bytes:
+            room = 1
+        return room if self._max_items is None else max(min(room, self._max_items - len(lanes)), 0)
 
     def _drop(self, offer: _Offer, reason: Refusal) -> list[Command]:
         self.line.remove(offer)
-        numbers = range(offer.last - len(offer.items) + 1, offer.last + 1)
+        numbers = range(offer.last - offer.count + 1, offer.last + 1)
         self._refuse(self._producers[offer.put.producer], numbers, reason)
         return [Refused(request, reason, accepted=offer.taken) for request in offer.requests]
 
@@ -319,6 +319,14 @@ class Intake:
             del producer.refused[old]
 
 
-def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    runs = ranges(sorted(numbers))
-    return list(zip(runs[::2], runs[1::2], strict=True))
+def _behind(runs: Sequence[Run], count: int) -> list[Run]:
+    """What is behind the first so many items."""
+    left: list[Run] = []
+    for run in runs:
+        known = min(count, run.count)
+        count -= known
+        if known < run.count:
+            if known:
+                run.split(known)
+            left.append(run)
+    return left

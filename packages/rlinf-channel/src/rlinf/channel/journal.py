@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rlinf.channel.config import ChannelConfig
-from rlinf.channel.messages import ClientId, Item, Outcome
+from rlinf.channel.messages import ClientId, Outcome
+from rlinf.channel.run import Run
+from rlinf.channel.spans import Ranges, RunMap, Spans, length
 
-REMEMBERED_TAGS = 1024
-"""Of each consumer's settled tags so many are known after a restart, for a settlement whose answer
-was lost."""
+REMEMBERED_RUNS = 256
+"""Of each consumer's settled tags so many runs are known after a restart, for a settlement whose
+answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Admitted:
     producer: ClientId
     first: int
     order: int
-    items: Sequence[Item]
+    runs: Sequence[Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Finished:
 
     channel: str
     consumer: ClientId
-    tags: Sequence[int]
-    orders: Sequence[int]
+    tags: Ranges
+    orders: Ranges
     outcome: Outcome
 
 
@@ -90,13 +92,12 @@ class ProducerState:
     """The next number of a producer, and the numbers below it that were refused (or never came)."""
 
     next: int = 0
-    refused: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of each run."""
+    refused: Ranges = ()
 
 
 @dataclass(slots=True)
 class ChannelState:
-    """One channel between two lives of its server. Items by order, ascending."""
+    """One channel between two lives of its server. Items by order."""
 
     name: str
     birth: int
@@ -107,36 +108,38 @@ class ChannelState:
     acknowledged: int = 0
     rejected: int = 0
     producers: dict[ClientId, ProducerState] = field(default_factory=dict)
-    items: dict[int, Item] = field(default_factory=dict)
-    dead: dict[int, Item] = field(default_factory=dict)
-    settled: dict[ClientId, list[int]] = field(default_factory=dict)
+    items: RunMap = field(default_factory=RunMap)
+    dead: RunMap = field(default_factory=RunMap)
+    settled: dict[ClientId, Spans] = field(default_factory=dict)
     """The latest tags each consumer has settled."""
 
     def admit(self, record: Admitted) -> None:
         """Take items in again."""
         producer = self.producers.setdefault(record.producer, ProducerState())
         if record.first > producer.next:
-            producer.refused.append((producer.next, record.first - 1))
-        producer.next = record.first + len(record.items)
-        for order, item in enumerate(record.items, start=record.order):
-            item.order = order
-            self.items[order] = item
-        self.orders = record.order + len(record.items)
+            producer.refused += (producer.next, record.first - 1)
+        order = record.order
+        for run in record.runs:
+            run.order = order
+            self.items.add(order, run)
+            order += run.count
+        producer.next = record.first + order - record.order
+        self.orders = order
 
     def finish(self, record: Finished) -> None:
         """Let items go again."""
-        for order in record.orders:
-            item = self.items.pop(order, None)
-            if item is not None and record.outcome is Outcome.DEAD:
-                self.dead[order] = item
-        if record.outcome is Outcome.DONE:
-            self.acknowledged += len(record.orders)
-        elif record.outcome is Outcome.REJECTED:
-            self.rejected += len(record.orders)
+        gone, _ = self.items.cut(record.orders)
+        if record.outcome is Outcome.DEAD:
+            for run in gone:
+                self.dead.add(run.order, run)
+        elif record.outcome is Outcome.DONE:
+            self.acknowledged += length(record.orders)
+        else:
+            self.rejected += length(record.orders)
         if record.tags:
-            tags = self.settled.setdefault(record.consumer, [])
-            tags += record.tags
-            del tags[:-REMEMBERED_TAGS]
+            settled = self.settled.setdefault(record.consumer, Spans())
+            settled.update(record.tags)
+            settled.keep_latest(REMEMBERED_RUNS)
 
 
 @dataclass(slots=True)

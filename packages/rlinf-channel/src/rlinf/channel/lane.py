@@ -1,95 +1,66 @@
 """Items waiting in one channel, in order, with an index by key."""
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from rlinf.channel.messages import Item
+from rlinf.channel.run import Run
 
 TOLERANCE = 1e-9
 """Relative; sums of weights such as ten times 0.1 count as exact."""
 
 
 class Lane:
-    """Items in order of admission; one that comes back takes its old place again.
+    """Runs in order of admission; one that comes back takes its old place again.
 
-    An item that is taken from the middle leaves its entry behind until that comes to the front.
+    A run with a key stands in two lanes and is taken through one: what was taken is empty in the
+    other until that comes to the front.
     """
 
-    __slots__ = ("_gone", "_items", "weight")
+    __slots__ = ("count", "runs", "weight")
 
     def __init__(self) -> None:
-        self._items: deque[Item] = deque()
-        self._gone: set[int] = set()
-        """Orders of the entries whose items are not here. Never that of the first."""
+        self.runs: deque[Run] = deque()
+        """The first is never empty; others may be."""
+        self.count = 0
+        """Items in it."""
         self.weight = 0.0
         """Total weight; 0 exactly when empty."""
 
     def __len__(self) -> int:
-        return len(self._items) - len(self._gone)
+        return self.count
 
-    def __iter__(self) -> Iterator[Item]:
-        gone = self._gone
-        return (i for i in self._items if i.order not in gone) if gone else iter(self._items)
+    def __iter__(self) -> Iterator[Run]:
+        return (run for run in self.runs if run.count)
 
-    def head(self) -> Item:
-        """The first item; the lane must not be empty."""
-        return self._items[0]
+    def head(self) -> Run:
+        """The first run; the lane must not be empty."""
+        return self.runs[0]
 
-    def append(self, item: Item) -> None:
-        """Add an item whose order is above every other's."""
-        self._items.append(item)
-        self.weight += item.weight
+    def append(self, run: Run) -> None:
+        """Add a run whose order is above every other's."""
+        self.runs.append(run)
+        self.count += run.count
+        self.weight += run.weight
 
-    def append_all(self, items: Collection[Item]) -> None:
-        """Add items in their order."""
-        self._items += items
-        self.weight += sum([item.weight for item in items])
+    def lose(self, run: Run) -> None:
+        """Reckon with what was taken out of it as `run`, here or through another lane."""
+        runs = self.runs
+        while runs and not runs[0].count:
+            runs.popleft()
+        self.count -= run.count
+        self.weight = self.weight - run.weight if self.count else 0.0
 
-    def take_first(self, count: int) -> list[Item]:
-        """Take out the first so many items."""
-        items = self._items
-        if self._gone:
-            first: list[Item] = []
-            while len(first) < count:
-                first.append(items.popleft())
-                self._trim()
-        elif count == len(items):
-            first = list(items)
-            items.clear()
-        else:
-            popleft = items.popleft
-            first = [popleft() for _ in range(count)]
-        taken = sum([item.weight for item in first])
-        self.weight = self.weight - taken if items else 0.0
-        return first
-
-    def remove(self, item: Item) -> None:
-        """Take an item out, wherever it stands."""
-        self._gone.add(item.order)
-        self._trim()
-        self.weight = self.weight - item.weight if self._items else 0.0
-
-    def restore(self, returned: Sequence[Item]) -> None:
-        """Put items back where their order belongs (`returned` ascends)."""
-        items, gone = self._items, self._gone
-        self.weight += sum([item.weight for item in returned])
-        if gone:
-            still = gone.intersection([item.order for item in returned])
-            gone -= still
-            returned = [item for item in returned if item.order not in still]
-        if not returned:
-            return
+    def restore(self, returned: Sequence[Run]) -> None:
+        """Put runs back where their order belongs (`returned` ascends)."""
+        runs = self.runs
+        self.count += sum([run.count for run in returned])
+        self.weight += sum([run.weight for run in returned])
         last = returned[-1].order
-        before: list[Item] = []
-        while items and items[0].order < last:
-            before.append(items.popleft())
-        merged = sorted([*before, *returned], key=lambda item: item.order, reverse=True)
-        items.extendleft(merged)
-
-    def _trim(self) -> None:
-        items, gone = self._items, self._gone
-        while items and items[0].order in gone:
-            gone.remove(items.popleft().order)
+        before: list[Run] = []
+        while runs and runs[0].order < last:
+            before.append(runs.popleft())
+        whole = [run for run in before if run.count]
+        runs.extendleft(sorted([*whole, *returned], key=lambda run: run.order, reverse=True))
 
 
 class Lanes:
@@ -102,56 +73,50 @@ class Lanes:
         self.by_key: dict[str, Lane] = {}
 
     def __len__(self) -> int:
-        return len(self.all)
+        return self.all.count
 
     def get(self, key: str | None) -> Lane | None:
         """The lane of a key, or of everything for None; None if no such item is queued."""
         return self.all if key is None else self.by_key.get(key)
 
-    def append(self, item: Item) -> None:
-        """Add an item at the end."""
-        self.all.append(item)
-        if item.key is not None:
-            self.by_key.setdefault(item.key, Lane()).append(item)
+    def append(self, run: Run) -> None:
+        """Add a run at the end."""
+        self.all.append(run)
+        if run.key is not None:
+            self.by_key.setdefault(run.key, Lane()).append(run)
 
-    def append_all(self, items: Collection[Item]) -> None:
-        """Add items at the end."""
-        self.all.append_all(items)
-        for item in items:
-            if item.key is not None:
-                self.by_key.setdefault(item.key, Lane()).append(item)
-
-    def take_first(self, count: int, key: str | None) -> list[Item]:
+    def take_first(self, count: int, key: str | None) -> list[Run]:
         """Take out the first so many items of a key, or of all."""
-        if key is not None:
-            items = self.by_key[key].take_first(count)
-            for item in items:
-                self.all.remove(item)
-            if not self.by_key[key]:
-                del self.by_key[key]
-            return items
-        items = self.all.take_first(count)
-        if self.by_key:
-            for item in items:
-                if item.key is not None:
-                    self._forget(item, item.key)
-        return items
+        lane = self.all if key is None else self.by_key[key]
+        taken: list[Run] = []
+        while count:
+            run = lane.runs[0]
+            if run.key is None and run.count <= count:
+                lane.runs.popleft()  # it stands here only
+            else:
+                run = run.split(min(count, run.count))
+            taken.append(run)
+            count -= run.count
+            self._lose(run)
+        return taken
 
-    def _forget(self, item: Item, key: str) -> None:
-        lane = self.by_key[key]
-        lane.remove(item)
-        if not lane:
-            del self.by_key[key]
+    def _lose(self, run: Run) -> None:
+        self.all.lose(run)
+        if run.key is not None:
+            lane = self.by_key[run.key]
+            lane.lose(run)
+            if not lane.count:
+                del self.by_key[run.key]
 
-    def restore(self, returned: Sequence[Item]) -> None:
-        """Put items back at the front, each where its order belongs."""
+    def restore(self, returned: Sequence[Run]) -> None:
+        """Put runs back at the front, each where its order belongs."""
         if not returned:
             return
-        ordered = sorted(returned, key=lambda item: item.order)
+        ordered = sorted(returned, key=lambda run: run.order)
         self.all.restore(ordered)
-        for key in {item.key for item in ordered if item.key is not None}:
+        for key in {run.key for run in ordered if run.key is not None}:
             lane = self.by_key.setdefault(key, Lane())
-            lane.restore([item for item in ordered if item.key == key])
+            lane.restore([run for run in ordered if run.key == key])
 
 
 def batch(lane: Lane, max_items: int | None, target_weight: float | None) -> tuple[int, bool]:
@@ -161,15 +126,18 @@ def batch(lane: Lane, max_items: int | None, target_weight: float | None) -> tup
     exceed it. An item heavier than the target is a complete batch alone.
     """
     if target_weight is None:
-        complete = max_items is not None and len(lane) >= max_items
-        return (max_items or 0) if complete else len(lane), complete
+        complete = max_items is not None and lane.count >= max_items
+        return (max_items or 0) if complete else lane.count, complete
     count = 0
     weight = 0.0
-    for item in lane:
-        if count and weight + item.weight > target_weight * (1 + TOLERANCE):
-            return count, True
-        count += 1
-        weight += item.weight
-        if count == max_items or weight >= target_weight * (1 - TOLERANCE):
+    for run in lane:
+        fits = run.within_weight(target_weight * (1 + TOLERANCE) - weight)
+        if not fits and not count:
+            return 1, True
+        if max_items is not None and count + fits >= max_items:
+            return max_items, True
+        count += fits
+        weight += run.weigh(fits)
+        if fits < run.count or weight >= target_weight * (1 - TOLERANCE):
             return count, True
     return count, False

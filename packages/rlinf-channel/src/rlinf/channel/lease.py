@@ -3,18 +3,19 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rlinf.channel.batching import Loading
+from rlinf.channel.batching import Loading, cargos
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
 from rlinf.channel.inbox import Inbox
 from rlinf.channel.link import GRACE_S, Link, ServerAway
 from rlinf.channel.messages import Outcome
-from rlinf.channel.tags import ranges
-from rlinf.channel.wish import Tagged
+from rlinf.channel.run import Run
+from rlinf.channel.spans import Ranges, ranges
 from rlinf.comm.errors import CommError
 from rlinf.comm.handle import DEFAULT, TimeoutLike
 
@@ -93,11 +94,12 @@ class Lease:
     and can be dropped by `reject`.
     """
 
-    def __init__(self, link: Link, inbox: Inbox, tagged: Sequence[Tagged]) -> None:
+    def __init__(self, link: Link, inbox: Inbox, runs: Sequence[Run]) -> None:
         self._link = link
         self._inbox = inbox
-        self._tags: list[int | None] = [tag for tag, _ in tagged]
-        self._cargos: list[Cargo | None] = [cargo for _, cargo in tagged]
+        tags = [range(run.order, run.order + run.count) for run in runs]
+        self._tags: list[int | None] = list(chain.from_iterable(tags))
+        self._cargos: list[Cargo | None] = list(chain.from_iterable(map(cargos, runs)))
         self._values: dict[int, object] = {}
 
     def __len__(self) -> int:
@@ -206,7 +208,7 @@ class Lease:
         first = to._outbox.reserve(message.count)
         place = target.channel, target.number, first
         limit = link.seconds(timeout)
-        fields = ranges(sorted(tags)), place, tuple(message.crate()), limit
+        fields = tags, place, tuple(message.crate()), limit
         return Commit(self, tuple(indexes), to, first, fields, limit)
 
     def __enter__(self) -> "Lease":
@@ -226,14 +228,18 @@ class Lease:
         with suppress(ChannelError, CommError):  # the error under way says more
             self.release()
 
-    def _held_tags(self, indexes: Sequence[int]) -> list[int]:
+    def adopt(self) -> None:
+        """Have what is left acknowledged by the next get."""
+        self._inbox.adopt(self._held_tags(self.held))
+
+    def _held_tags(self, indexes: Sequence[int]) -> Ranges:
         tags: list[int] = []
         for index in indexes:
             tag = self._tags[index]
             if tag is None:
                 raise IndexError(f"item {index} of this lease is settled already")
             tags.append(tag)
-        return tags
+        return ranges(sorted(tags))
 
     def _forget(self, indexes: Sequence[int]) -> None:
         self._inbox.release(self._held_tags(indexes))

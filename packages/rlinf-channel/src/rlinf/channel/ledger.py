@@ -1,7 +1,7 @@
 """Records of the journal as bytes: what a spool writes and reads. Items stay closed.
 
 A unit (the records of one step) is a header in JSON and the parts it names by their sizes: the
-columns, blocks and parcels of the items, as they came from their producers.
+figures, blocks and parcels of the items, as they came from their producers.
 """
 
 import json
@@ -26,8 +26,9 @@ from rlinf.channel.journal import (
     Record,
     ServerState,
 )
-from rlinf.channel.messages import ClientId, Item, Outcome
-from rlinf.channel.tags import expand, ranges
+from rlinf.channel.messages import ClientId, Outcome
+from rlinf.channel.run import Run
+from rlinf.channel.spans import Spans
 from rlinf.comm.codec import Parcel
 
 _LENGTH = struct.Struct("<I")
@@ -41,15 +42,21 @@ class _Writer:
     def __init__(self) -> None:
         self.parts: Parts = []
 
-    def items(self, items: Sequence[Item]) -> list[Any]:
-        """Items as a row: their keys and the sizes of their parts."""
-        crate = collect(items)
-        parts: Parts = [crate.columns, crate.block]
-        for parcel in crate.parcels:
+    def items(self, runs: Sequence[Run]) -> list[Any]:
+        """Items as a row, a crate each: figures, keys and the sizes of its parts."""
+        return [self.crate(crate) for crate in collect(runs)]
+
+    def crate(self, crate: Crate) -> list[Any]:
+        """One crate."""
+        count, *columns, block, parcels, keys = crate
+        figures = [column if isinstance(column, int | float) else None for column in columns]
+        parts: Parts = [column for column in columns if not isinstance(column, int | float)]
+        parts.append(block)
+        for parcel in parcels:
             parts += [parcel.header, *parcel.buffers]
         self.parts += parts
-        counts = [len(parcel.buffers) for parcel in crate.parcels]
-        return [crate.keys, [memoryview(part).nbytes for part in parts], counts]
+        sizes = [memoryview(part).nbytes for part in parts]
+        return [count, figures, sizes, [len(parcel.buffers) for parcel in parcels], keys]
 
     def row(self, record: Record) -> list[Any]:
         """One record."""
@@ -60,11 +67,10 @@ class _Writer:
                 return ["closed", channel]
             case Deleted(channel):
                 return ["deleted", channel]
-            case Admitted(channel, producer, first, order, items):
-                return ["admitted", channel, producer, first, order, self.items(items)]
+            case Admitted(channel, producer, first, order, runs):
+                return ["admitted", channel, producer, first, order, self.items(runs)]
             case Finished(channel, consumer, tags, orders, outcome):
-                gone = ranges(tags), ranges(sorted(orders))
-                return ["finished", channel, consumer, *gone, outcome.value]
+                return ["finished", channel, consumer, tags, orders, outcome.value]
             case Held(token, client, devices, order):
                 return ["held", token, client, devices, order]
             case Freed(token):
@@ -72,16 +78,16 @@ class _Writer:
 
     def state(self, state: ChannelState) -> list[Any]:
         """A whole channel."""
-        both = []
-        for items in (state.items, state.dead):
-            returns = {order: item.returns for order, item in items.items() if item.returns}
-            both.append([ranges(items), list(returns.items()), self.items(list(items.values()))])
+        both = [
+            [[order, run.returns, self.items([run])] for order, run in runs]
+            for runs in (state.items, state.dead)
+        ]
         return [
             "state",
             [state.name, state.birth, asdict(state.config), state.closed],
             [state.orders, state.acknowledged, state.rejected],
             [[client, p.next, p.refused] for client, p in state.producers.items()],
-            [[client, ranges(tags)] for client, tags in state.settled.items()],
+            [[client, tags.ranges()] for client, tags in state.settled.items()],
             *both,
         ]
 
@@ -127,16 +133,21 @@ class _Reader:
     def __init__(self, parts: memoryview) -> None:
         self._left = parts
 
-    def items(self, row: list[Any], channel: str) -> list[Item]:
+    def items(self, row: list[Any], channel: str) -> list[Run]:
         """The items of a row."""
-        keys, sizes, counts = row
-        parts = [self._part(size) for size in sizes]
-        columns, block, *rest = parts
+        return [run for crate in row for run in shelve(self.crate(crate), channel)]
+
+    def crate(self, row: list[Any]) -> Crate:
+        """One crate."""
+        count, figures, sizes, counts, keys = row
+        rest = [self._part(size) for size in sizes]
+        columns = [rest.pop(0) if figure is None else figure for figure in figures]
+        block, *rest = rest
         parcels = []
-        for count in counts:
-            header, buffers, rest = rest[0], rest[1 : count + 1], rest[count + 1 :]
-            parcels.append(Parcel(bytes(header), tuple(buffers)))
-        return shelve(Crate(columns, block, parcels, keys), channel)
+        for buffers in counts:
+            header, own, rest = rest[0], rest[1 : buffers + 1], rest[buffers + 1 :]
+            parcels.append(Parcel(bytes(header), tuple(own)))
+        return Crate(count, *columns, block, parcels, keys)  # type: ignore[arg-type, call-arg]
 
     def _part(self, size: int) -> memoryview:
         part, self._left = self._left[:size], self._left[size:]
@@ -157,7 +168,7 @@ class _Reader:
                 found = self.items(items, channel)
                 return Admitted(channel, ClientId(*producer), first, order, found)
             case ["finished", channel, consumer, tags, orders, outcome]:
-                gone = expand(tuple(tags)), expand(tuple(orders))
+                gone = tuple(tags), tuple(orders)
                 return Finished(channel, ClientId(*consumer), *gone, Outcome(outcome))
             case ["held", token, client, devices, order]:
                 return Held(token, ClientId(*client), tuple(devices), tuple(order))
@@ -170,14 +181,13 @@ class _Reader:
         _, (name, birth, config, closed), counts, producers, settled, *both = row
         state = ChannelState(name, birth, ChannelConfig.from_dict(config), closed, *counts)
         for client, number, refused in producers:
-            runs = [(first, last) for first, last in refused]
-            state.producers[ClientId(*client)] = ProducerState(number, runs)
+            state.producers[ClientId(*client)] = ProducerState(number, tuple(refused))
         for client, tags in settled:
-            state.settled[ClientId(*client)] = list(expand(tuple(tags)))
-        for place, (orders, returns, items) in zip((state.items, state.dead), both, strict=True):
-            counts = dict(map(tuple, returns))
-            found = self.items(items, name)
-            for order, item in zip(expand(tuple(orders)), found, strict=True):
-                item.order, item.returns = order, counts.get(order, 0)
-                place[order] = item
+            state.settled[ClientId(*client)] = Spans(tags)
+        for place, runs in zip((state.items, state.dead), both, strict=True):
+            for order, returns, items in runs:
+                for run in self.items(items, name):
+                    run.order, run.returns = order, returns
+                    place.add(order, run)
+                    order += run.count
         return state

@@ -145,9 +145,9 @@ class DeviceLock:
             self._call("keep", token)
         return token is not None
 
-    def recalled(self) -> list[int]:
+    def recalled(self) -> tuple[int, ...]:
         """A lock holds no items."""
-        return []
+        return ()
 
     def server_lost(self, lost: Lost) -> None:
         """One that was closed is not waited for; one that died may come back."""

@@ -5,9 +5,12 @@ caller and come back in the answer; each is answered once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from rlinf.channel.run import Run
+from rlinf.channel.spans import Ranges
 
 
 class ClientId(NamedTuple):
@@ -19,25 +22,6 @@ class ClientId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.worker}#{self.number}"
-
-
-class Item:
-    """One item in the queue. The payload is opaque to the core and is never looked at."""
-
-    __slots__ = ("key", "nbytes", "order", "payload", "returns", "weight")
-
-    def __init__(self, payload: object, weight: float, key: str | None, nbytes: int) -> None:
-        self.payload = payload
-        self.weight = weight
-        self.key = key
-        self.nbytes = nbytes
-        self.order = 0
-        """Position in the channel, set on admission; kept when the item is redelivered."""
-        self.returns = 0
-        """How often it went back to the queue after a consumer had it."""
-
-    def __repr__(self) -> str:
-        return f"Item(order={self.order}, weight={self.weight:g}, key={self.key!r})"
 
 
 class Outcome(Enum):
@@ -61,7 +45,8 @@ class Put:
     """0: nobody waits for the answer (any more)."""
     producer: ClientId
     first: int
-    items: Sequence[Item]
+    runs: Sequence[Run]
+    """Its own: the queue takes them over."""
     deadline: float | None = None
     """When to answer `Refused(FULL)` for what had no room by then."""
     atomic: bool = False
@@ -69,6 +54,11 @@ class Put:
     void: "Refusal | None" = None
     """Use the numbers up and refuse with this reason: for a commit whose inputs are gone
     (LEASE_LOST), or where the spool has no space (NO_SPACE)."""
+
+    @property
+    def count(self) -> int:
+        """How many items."""
+        return sum([run.count for run in self.runs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +80,7 @@ class Take:
     deadline: float | None = None
     wait: bool = True
     """False: answer at once, with nothing if there is nothing."""
-    done: Sequence[int] = ()
+    done: Ranges = ()
     """Tags that are settled by asking again: nobody else is served between the two."""
     along: int = 0
     """With `full` and `max_items`: so many more may come along, by whole batches."""
@@ -117,7 +107,7 @@ class Settle:
 
     request: int | None
     consumer: ClientId
-    tags: Sequence[int]
+    tags: Ranges
     outcome: Outcome = Outcome.DONE
 
 
@@ -126,7 +116,7 @@ class Recalled:
     """The answer to `Recall`: these tags were not begun and come back."""
 
     consumer: ClientId
-    tags: Sequence[int] = ()
+    tags: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +130,21 @@ class Renew:
 
     request: int | None
     consumer: ClientId
-    tags: Sequence[int] = ()
-    asks: Sequence[int] = ()
+    tags: Ranges = ()
+    asks: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
     """A producer goes on after its server was restarted.
 
-    Of its numbers below `next` only those in `outstanding` (first, last; ascending) may still come;
+    Of its numbers below `next` only those `outstanding` may still come;
     every other one is settled, whether this server knows it or not.
     """
 
     producer: ClientId
     next: int
-    outstanding: Sequence[tuple[int, int]] = ()
+    outstanding: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +181,7 @@ class Commit:
     source: str
     target: str
     consumer: ClientId
-    tags: Sequence[int]
+    tags: Ranges
     put: Put
 
 
@@ -226,7 +216,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The consumer is given `items`, tagged `first_tag`, `first_tag + 1`, ...
+    """The consumer is given `runs`, whose items are tagged `first_tag`, `first_tag + 1`, ...
 
     `held`: items in the channel, queued and leased, these included.
     """
@@ -234,7 +224,7 @@ class Delivered:
     request: int
     consumer: ClientId
     first_tag: int
-    items: Sequence[Item]
+    runs: Sequence[Run]
     held: int = 0
 
 
@@ -268,23 +258,23 @@ class Released:
     """These tags went back to the queue, because the consumer was lost or its lease ran out."""
 
     consumer: ClientId
-    tags: Sequence[int] = field(default=())
+    tags: Ranges = ()
     expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Buried:
-    """An item went back for the last time: it is kept aside, and nobody gets it any more."""
+    """Items went back for the last time: they are kept aside, and nobody gets them any more."""
 
     consumer: ClientId
-    item: Item
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
     """Items have left the channel: whoever keeps something for them need not any longer."""
 
-    items: Sequence[Item]
+    runs: Sequence[Run]
 
 
 Command = Accepted | Delivered | Settled | Refused | Recall | Released | Buried | Left

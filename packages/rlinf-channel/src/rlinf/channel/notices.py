@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.messages import Buried, ClientId, Released
+from rlinf.channel.spans import length
 from rlinf.channel.statistics import MOST_LISTED, ChannelStatistics, Waiting
 from rlinf.comm.request import Request
 
@@ -51,7 +52,7 @@ def log_released(channel: str, released: Released) -> None:
     log.info(
         "channel %s: %d item(s) of %s are back in the queue: %s",
         channel,
-        len(released.tags),
+        length(released.tags),
         released.consumer,
         "its lease ran out" if released.expired else "it is gone",
     )
@@ -59,15 +60,17 @@ def log_released(channel: str, released: Released) -> None:
 
 def log_buried(channel: str, buried: Buried) -> None:
     """An item is a dead letter."""
-    item = buried.item
-    key = f", key {item.key!r}" if item.key is not None else ""
-    log.error(
-        "channel %s: item %d (weight %g%s) was given out %d times and never acknowledged, last by "
-        "%s: it is kept aside, see Channel.dead_letters",
-        channel,
-        item.order,
-        item.weight,
-        key,
-        item.returns,
-        buried.consumer,
-    )
+    run = buried.run
+    key = f", key {run.key!r}" if run.key is not None else ""
+    for offset in range(run.count):
+        weight = run.weight / run.count
+        log.error(
+            "channel %s: item %d (weight %g%s) was given out %d times and never acknowledged, last "
+            "by %s: it is kept aside, see Channel.dead_letters",
+            channel,
+            run.order + offset,
+            weight,
+            key,
+            run.returns,
+            buried.consumer,
+        )

@@ -23,14 +23,14 @@ from rlinf.channel.errors import (
 from rlinf.channel.flight import Flight, Message
 from rlinf.channel.link import GRACE_S, Link
 from rlinf.channel.session import Session
-from rlinf.channel.tags import Ranges
+from rlinf.channel.spans import Ranges
 from rlinf.comm.errors import CommError
 from rlinf.comm.handle import Handle, TimeoutLike
 
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 22
-BLOCK_ITEMS = 256
+BLOCK_ITEMS = 1024
 ON_THE_WAY = 1
 """Messages sent ahead of their acknowledgements before small items are gathered instead."""
 

@@ -1,10 +1,10 @@
 """How much of a lane one request gets: pure decisions."""
 
 import math
-from itertools import islice
 
 from rlinf.channel.lane import TOLERANCE, Lane, batch
-from rlinf.channel.messages import Item, Take
+from rlinf.channel.messages import Take
+from rlinf.channel.run import Run
 
 PREFETCH_BYTES = 8 * 2**20
 """One delivery brings along about as much as this, reckoned by the usual size of an item."""
@@ -39,7 +39,7 @@ class Portions:
         # A bound that is reached before the batch is complete would wait for ever: give what fits.
         if crowded and (take.max_items is not None or take.target_weight is not None):
             return True
-        if take.max_items is not None and len(lane) >= take.max_items:
+        if take.max_items is not None and lane.count >= take.max_items:
             return True
         if take.target_weight is None or lane.weight < take.target_weight * (1 - 2 * TOLERANCE):
             return False
@@ -59,22 +59,29 @@ class Portions:
             if take.along and count == take.max_items:
                 more = min(_share(lane, sharers, usual_nbytes), count + take.along)
                 count = max(count, more // count * count)
-        elif take.max_items == 1 or len(lane) == 1:
+        elif take.max_items == 1 or lane.count == 1:
             return 1
         else:
             share = _share(lane, sharers, usual_nbytes)
             count = share if take.max_items is None else min(share, take.max_items)
-        if self.returned:
-            for index, item in enumerate(islice(lane, count)):
-                if self._suspect(item):
-                    return max(index, 1)
+        return self._unsuspected(lane, count) if self.returned else count
+
+    def _unsuspected(self, lane: Lane, count: int) -> int:
+        """How many of the first so many go together; a suspect goes alone."""
+        before = 0
+        for run in lane:
+            if before >= count:
+                break
+            if self._suspect(run):
+                return max(before, 1)
+            before += run.count
         return count
 
-    def _suspect(self, item: Item) -> bool:
-        return item.returns >= self._suspicious
+    def _suspect(self, run: Run) -> bool:
+        return run.returns >= self._suspicious
 
 
 def _share(lane: Lane, sharers: int, usual_nbytes: float) -> int:
     """How many items one request may bring along: its part, and not too many bytes."""
-    share = math.ceil(len(lane) / max(1, sharers))
+    share = math.ceil(lane.count / max(1, sharers))
     return max(1, min(share, int(PREFETCH_BYTES / max(usual_nbytes, 1.0))))

@@ -106,16 +106,22 @@ class Producer:
         `before`: So many of the same `put_many` are in already.
         """
         good = self._good(weights)
+        if keys is None and good == len(items) and self._packer.plain:
+            message = Loading()
+            if message.add_alike(items, weights):
+                self._add_all(message, deadline, before)
+                return
         cargos: list[Cargo] = []
         failed: Exception | None = None
         try:
-            cargos += self._packer.pack_all(items[:good])  # those before the one that fails are in
+            cargos += map(self._packer.pack, items[:good])  # those before the one that fails are in
         except CodecError as error:
             failed = error
         for first, last in _messages(cargos):
             message = Loading()
-            named = None if keys is None else keys[first:last]
-            message.add_all(cargos[first:last], weights[first:last], named)
+            named = [None] * len(cargos) if keys is None else keys
+            for at in range(first, last):
+                message.add(cargos[at], weights[at], named[at])
             self._add_all(message, deadline, before + first)
         if failed is not None:
             raise failed

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rlinf.channel.batching import cargos
 from rlinf.channel.cargo import CLAIM, Cargo
 from rlinf.channel.errors import ChannelError, ItemsLost
 from rlinf.channel.link import ServerAway, Through
 from rlinf.channel.messages import Outcome
-from rlinf.channel.wish import Ask, Tagged, Wish
+from rlinf.channel.wish import Ask, Wish
 from rlinf.comm.errors import CommError
 from rlinf.comm.handle import Handle
 
@@ -60,19 +61,19 @@ class Promise:
         if ask.abandoned:
             return
         try:
-            (tagged,) = self._inbox.read(ask, "get")
+            (run,) = self._inbox.read(ask, "get")
         except ServerAway:
             self._link.bond.then(self._again)
         except (ChannelError, CommError) as error:
             self.result.set_error(error)
         else:
-            if tagged[1][0] == CLAIM:  # it may take a while, and this thread must not wait
-                self._inbox.session.soon(lambda: self._hand_over(tagged))
+            (cargo,) = cargos(run)
+            if cargo[0] == CLAIM:  # it may take a while, and this thread must not wait
+                self._inbox.session.soon(lambda: self._hand_over(run.order, cargo))
             else:
-                self._hand_over(tagged)
+                self._hand_over(run.order, cargo)
 
-    def _hand_over(self, tagged: Tagged) -> None:
-        tag, cargo = tagged
+    def _hand_over(self, tag: int, cargo: Cargo) -> None:
         try:
             value = self._finish(cargo)
         except (ValueError, ItemsLost) as error:

@@ -2,6 +2,7 @@
 
 from rlinf.channel.core import Queue
 from rlinf.channel.journal import ChannelState
+from rlinf.channel.spans import Spans
 
 
 def save(queue: Queue) -> ChannelState:
@@ -11,11 +12,12 @@ def save(queue: Queue) -> ChannelState:
     state.acknowledged, state.rejected = queue._acknowledged, queue._rejected
     queue._intake.save(state)
     consumers = queue._consumers
-    leased = [item for c in consumers.known.values() for item in c.leased.values()]
-    items = sorted([*queue._lanes.all, *leased], key=lambda item: item.order)
-    state.items = {item.order: item for item in items}
-    state.dead = {item.order: item for item in queue.dead}
-    state.settled = {client: list(tags) for client, tags in consumers.settled.items()}
+    leased = [run for c in consumers.known.values() for _, run in c.leased]
+    for run in sorted([*queue._lanes.all, *leased], key=lambda run: run.order):
+        state.items.add(run.order, run)
+    for run in queue.dead:
+        state.dead.add(run.order, run)
+    state.settled = {client: Spans(tags.ranges()) for client, tags in consumers.settled.items()}
     return state
 
 
@@ -23,8 +25,9 @@ def load(queue: Queue, state: ChannelState) -> None:
     """Have a queue that was just made go on from what another server knew."""
     queue._intake.load(state)
     queue._acknowledged, queue._rejected = state.acknowledged, state.rejected
-    queue._lanes.append_all(tuple(state.items.values()))
-    queue._portions.returned = sum(item.returns > 0 for item in state.items.values())
+    for _, run in state.items:
+        queue._lanes.append(run)
+        queue._portions.returned += run.count if run.returns else 0
     queue._consumers.settled = state.settled
-    for item in state.dead.values():
-        queue.dead.bury(item)
+    for _, run in state.dead:
+        queue.dead.bury(run)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from rlinf.channel.archive import Archive
-from rlinf.channel.batching import Crate, claims, collect, shelve
+from rlinf.channel.batching import Crate, claims, shelve, wires
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.core import Queue
 from rlinf.channel.errors import ChannelError, ServerLost, SpoolFailed, SpoolFull
@@ -38,9 +38,10 @@ from rlinf.channel.messages import (
     Take,
 )
 from rlinf.channel.notices import Open, in_words, log_buried, log_released, unanswered
+from rlinf.channel.run import total
 from rlinf.channel.session import CLIENT_SERVICE
+from rlinf.channel.spans import Ranges
 from rlinf.channel.statistics import ChannelStatistics
-from rlinf.channel.tags import Ranges, expand
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError
 from rlinf.comm.handle import Handle
@@ -205,9 +206,8 @@ class ChannelService:
         """A client of an earlier incarnation goes on with this one."""
         queue = self._hub.create(caller.channel, ChannelConfig.from_dict(config))
         caller.replies.append((*self._welcome(queue), queue.expects(caller.client)))
-        runs = tuple(zip(outstanding[::2], outstanding[1::2], strict=True))
         commands = self._step(caller, Attach(caller.client, capacity))
-        return commands + self._step(caller, Resume(caller.client, following, runs))
+        return commands + self._step(caller, Resume(caller.client, following, outstanding))
 
     def _delete(self, caller: _Caller) -> list[Addressed]:
         self._hub.delete(caller.channel)
@@ -216,8 +216,12 @@ class ChannelService:
 
     def _dead_letters(self, caller: _Caller) -> list[Addressed]:
         dead = tuple(self._hub.get(caller.channel).dead)
-        facts = tuple((item.weight, item.key, item.returns, item.order) for item in dead)
-        caller.replies.append((OK, facts, tuple(collect(dead))))
+        facts = tuple(
+            (total(run.weights, at, at + 1), run.key, run.returns, run.order + at - run.first)
+            for run in dead
+            for at in range(run.first, run.end)
+        )
+        caller.replies.append((OK, facts, wires(dead)))
         return []
 
     def _qsize(self, caller: _Caller) -> list[Addressed]:
@@ -238,15 +242,15 @@ class ChannelService:
         self, caller: _Caller, first: int, wire: tuple[object, ...], timeout_s: float | None
     ) -> list[Addressed]:
         self._hub.get(caller.channel)
-        items = shelve(Crate(*wire), caller.channel)  # type: ignore[arg-type]
-        put = Put(self._ticket(caller), caller.client, first, items, _deadline(caller, timeout_s))
+        runs = shelve(Crate(*wire), caller.channel)  # type: ignore[arg-type]
+        put = Put(self._ticket(caller), caller.client, first, runs, _deadline(caller, timeout_s))
         return self._step(caller, self._reserve(put))
 
     def _reserve(self, put: Put) -> Put:
         """The put, or where the disk has no room for it, one that uses its numbers up."""
         if self._archive.durable:
             try:
-                self._archive.reserve(put.items)
+                self._archive.reserve(put.runs)
             except SpoolFull as error:
                 self._full = error.reason
                 return replace(put, void=Refusal.NO_SPACE)
@@ -271,7 +275,7 @@ class ChannelService:
             key,  # type: ignore[arg-type]
             _deadline(caller, timeout_s),
             bool(wait),
-            expand(done),
+            done,
             along,  # type: ignore[arg-type]
             holds,  # type: ignore[arg-type]
             number,
@@ -281,17 +285,17 @@ class ChannelService:
 
     def _settle(self, caller: _Caller, tags: Ranges, outcome: str) -> list[Addressed]:
         self._hub.get(caller.channel)
-        settle = Settle(self._ticket(caller), caller.client, expand(tags), Outcome(outcome))
+        settle = Settle(self._ticket(caller), caller.client, tags, Outcome(outcome))
         return self._step(caller, settle)
 
     def _recalled(self, caller: _Caller, tags: Ranges) -> list[Addressed]:
         caller.replies.append((OK,))
-        return self._step(caller, Recalled(caller.client, expand(tags)))
+        return self._step(caller, Recalled(caller.client, tags))
 
     def _renew(self, caller: _Caller, held: Ranges, done: Ranges, asks: Ranges) -> list[Addressed]:
         self._hub.get(caller.channel)
-        commands = self._step(caller, Settle(None, caller.client, expand(done))) if done else []
-        renew = Renew(self._ticket(caller), caller.client, expand(held), expand(asks))
+        commands = self._step(caller, Settle(None, caller.client, done)) if done else []
+        renew = Renew(self._ticket(caller), caller.client, held, asks)
         return commands + self._step(caller, renew)
 
     def _cancel(self, caller: _Caller, ask: int) -> list[Addressed]:
@@ -311,10 +315,10 @@ class ChannelService:
         self._hub.get(caller.channel)
         self._hub.get(name)
         producer = ClientId(caller.client.worker, caller.client.epoch, number)
-        items = shelve(Crate(*wire), name)  # type: ignore[arg-type]
+        runs = shelve(Crate(*wire), name)  # type: ignore[arg-type]
         deadline = _deadline(caller, timeout_s)
-        put = Put(self._ticket(caller), producer, first, items, deadline, atomic=True)
-        commit = Commit(caller.channel, name, caller.client, expand(tags), self._reserve(put))
+        put = Put(self._ticket(caller), producer, first, runs, deadline, atomic=True)
+        commit = Commit(caller.channel, name, caller.client, tags, self._reserve(put))
         return self._hub.commit(commit, caller.now)
 
     def _step(self, caller: _Caller, event: Event) -> list[Addressed]:
@@ -353,7 +357,7 @@ class ChannelService:
 
     def _reply(self, name: str, command: object, waited_s: float) -> Reply:
         if isinstance(command, Delivered):
-            return (OK, command.first_tag, tuple(collect(command.items)), command.held)
+            return (OK, command.first_tag, wires(command.runs), command.held)
         if isinstance(command, Accepted):
             return (OK, command.room_items, command.room_bytes, command.held)
         if isinstance(command, Refused):
@@ -369,7 +373,7 @@ class ChannelService:
     def _let_go(self, left: Left) -> None:
         """Tell producers whose items stayed on their accelerators."""
         found: dict[tuple[str, int, int], list[int]] = {}
-        for claim in claims(left.items):
+        for claim in claims(left.runs):
             found.setdefault(claim[:3], []).append(claim.number)
         for (worker, epoch, client), numbers in found.items():
             call = ("left", client, epoch, tuple(numbers))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from rlinf.channel.cache import DeviceCache, Memory
 from rlinf.channel.errors import ChannelError
+from rlinf.channel.spans import Ranges
 from rlinf.channel.torch_memory import TorchMemory
 from rlinf.comm.endpoint import Endpoint
 from rlinf.comm.errors import CommError, EndpointClosed
@@ -38,7 +39,7 @@ class Keeper(Protocol):
         """Tell the server that it still holds; whether there is anything held."""
         ...
 
-    def recalled(self) -> list[int]:
+    def recalled(self) -> Ranges:
         """Give back what has not been begun; its tags."""
         ...
 
@@ -187,8 +188,8 @@ class Session:
             self._claimed(request, operation, number, *fields)
             return
         keeper = self._keepers.get(number)
-        tags = keeper.recalled() if keeper is not None and operation == "recall" else []
-        request.reply(tuple(tags))
+        tags = keeper.recalled() if keeper is not None and operation == "recall" else ()
+        request.reply(tags)
 
     def _claimed(
         self, request: Request, operation: str, number: int, epoch: int, items: Any

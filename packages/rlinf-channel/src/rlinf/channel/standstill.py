@@ -38,5 +38,5 @@ def _blocked(take: Take | None, consumer: Consumer) -> bool:
         take is not None
         and take.alone
         and take.ask > consumer.answered  # a repeated message is not waited for
-        and (take.holds is None or take.holds >= len(consumer.leased))
+        and (take.holds is None or take.holds >= consumer.leased.count)
     )

@@ -7,18 +7,19 @@ again of the next.
 import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
-from rlinf.channel.batching import Crate, cargos
+from rlinf.channel.batching import Crate, shelve
 from rlinf.channel.errors import ChannelError, LeaseLost, Timeout
-from rlinf.channel.journal import REMEMBERED_TAGS
+from rlinf.channel.journal import REMEMBERED_RUNS
 from rlinf.channel.link import GRACE_S, Link, ServerAway
+from rlinf.channel.local import Local
 from rlinf.channel.messages import Outcome
+from rlinf.channel.run import Run
 from rlinf.channel.session import Session
-from rlinf.channel.tags import ranges
-from rlinf.channel.wish import Ask, Tagged, Wish
+from rlinf.channel.spans import Ranges, Spans, orders_of
+from rlinf.channel.wish import Ask, Wish
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout
 
@@ -31,17 +32,17 @@ class Takes:
         self.session = self._session = session
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._local: deque[Tagged] = deque()
+        self._local = Local()
         """Brought along, and not begun."""
-        self._begun: list[int] = []
+        self._begun = Spans()
         """Handed to the user by get; acknowledged by the next get, or by `acknowledge`."""
-        self._leases: set[int] = set()
+        self._leases = Spans()
         """Held, and neither brought along nor begun: under a lease, or just arriving."""
-        self._asked: set[int] = set()
+        self._asked = Spans()
         """Numbers of the takes whose answers were not read yet."""
-        self._ended: list[int] = []
+        self._ended = Spans()
         """Handed out by get under a server that has died, and not known to be acknowledged."""
-        self._done: list[int] = []
+        self._done = Spans()
         """Acknowledged by the user; the server hears of it with the next request."""
         self._confirmed_at = time.monotonic()
         self._thread = 0
@@ -55,11 +56,10 @@ class Takes:
         number = next(self._numbers)
         with self._lock:
             done = self._take_done()
-            self._asked.add(number)
+            self._asked.add(number, number)
             holds = len(self._leases) + len(self._begun) + len(self._local)
         self._session.hold()
-        ask = number, ranges(sorted(done))
-        reply = self._link.call("take", ask, (*wish, holds), timeout_s)
+        reply = self._link.call("take", (number, done), (*wish, holds), timeout_s)
         sent = Ask(number, reply, done)
         reply.add_done_callback(lambda _: self._arrived(sent))
         return sent
@@ -73,13 +73,13 @@ class Takes:
         self._link.call("cancel", ask.number)
         return True
 
-    def read(self, ask: Ask, operation: str) -> list[Tagged]:
+    def read(self, ask: Ask, operation: str) -> list[Run]:
         """What a take has brought, held from now on; raises what the server said instead."""
         try:
             items = self._opened(ask, operation)
         except BaseException:
             with self._lock:
-                self._asked.discard(ask.number)
+                self._asked.remove(ask.number, ask.number)
             raise
         with self._lock:
             self._landed(ask, items)
@@ -88,16 +88,16 @@ class Takes:
     def begin(self, tag: int) -> None:
         """An item that came by a handle is in the user's hands."""
         with self._lock:
-            self._leases.discard(tag)
-            self._begun.append(tag)
+            self._leases.remove(tag, tag)
+            self._begun.add(tag, tag)
 
     def not_begun(self, tag: int) -> None:
         """It is not after all: back to the queue."""
         with self._lock:
-            self._begun.remove(tag)
-        self.give_back([tag])
+            self._begun.remove(tag, tag)
+        self.give_back((tag, tag))
 
-    def settle(self, tags: Sequence[int], outcome: Outcome, deadline: float | None) -> None:
+    def settle(self, tags: Ranges, outcome: Outcome, deadline: float | None) -> None:
         """Settle tags and wait until the server knows.
 
         Raises:
@@ -105,19 +105,20 @@ class Takes:
         """
         self.release(tags)
         self._alone()
-        fields = ranges(sorted(tags)), outcome.value
-        (lost,) = self._link.ask("settle", *fields, timeout=self._link.remaining(deadline))
+        (lost,) = self._link.ask(
+            "settle", tags, outcome.value, timeout=self._link.remaining(deadline)
+        )
         if lost and outcome is not Outcome.RETURNED:
             assert isinstance(lost, int)
             raise LeaseLost(self._link.channel, self._link.me, lost)
 
-    def give_back(self, tags: Sequence[int]) -> None:
+    def give_back(self, tags: Ranges) -> None:
         """Return items that were not begun; does not wait."""
         if tags:
             self.release(tags)
-            self._link.call("recalled", ranges(sorted(tags)))
+            self._link.call("recalled", tags)
 
-    def release(self, tags: Iterable[int]) -> None:
+    def release(self, tags: Ranges) -> None:
         """Renew these tags no longer."""
         with self._lock:
             self._leases.difference_update(tags)
@@ -137,27 +138,35 @@ class Takes:
                 self._failed, self._once = None, False
             raise error
 
-    def _take_done(self) -> list[int]:
-        done, self._done = self._done, []
+    def _take_done(self) -> Ranges:
+        done = self._done.ranges()
+        self._done.clear()
         return done
 
-    def _landed(self, ask: Ask, items: Sequence[Tagged]) -> None:
+    def _landed(self, ask: Ask, runs: Sequence[Run]) -> None:
         self._confirmed_at = max(self._confirmed_at, ask.sent_at)
-        self._leases.update([tag for tag, _ in items])
-        self._asked.discard(ask.number)
+        for run in runs:
+            self._leases.add(run.order, run.order + run.count - 1)
+        self._asked.remove(ask.number, ask.number)
 
-    def _remember(self, tags: Iterable[int]) -> None:
+    def _remember(self, tags: Ranges) -> None:
         """Their server has died: whether it knew that they were done, the next one says."""
-        self._ended += tags
-        del self._ended[:-REMEMBERED_TAGS]
+        self._ended.update(tags)
+        self._ended.keep_latest(REMEMBERED_RUNS)
 
     # Without the lock
 
-    def _opened(self, ask: Ask, operation: str) -> list[Tagged]:
-        first, crate, held = self._link.read(ask.reply, operation)
-        assert isinstance(first, int) and isinstance(crate, tuple) and isinstance(held, int)
+    def _opened(self, ask: Ask, operation: str) -> list[Run]:
+        tag, crates, held = self._link.read(ask.reply, operation)
+        assert isinstance(tag, int) and isinstance(crates, tuple) and isinstance(held, int)
         self._link.bond.held = held
-        return list(enumerate(cargos(Crate(*crate)), start=first))
+        runs: list[Run] = []
+        for crate in crates:
+            for run in shelve(Crate(*crate), self._link.channel):
+                run.order = tag
+                tag += run.count
+                runs.append(run)
+        return runs
 
     def _arrived(self, ask: Ask) -> None:
         with self._lock:
@@ -170,9 +179,9 @@ class Takes:
     def _return(self, ask: Ask) -> None:
         """Nobody wants what has come any more."""
         with suppress(ChannelError, CommError):  # of a refusal there is nothing to give back
-            self.give_back([tag for tag, _ in self.read(ask, "get")])
+            self.give_back(orders_of(self.read(ask, "get")))
 
-    def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+    def _wait_for(self, wish: Wish, deadline: float | None, operation: str) -> list[Run]:
         bond = self._link.bond
         while True:
             if not bond.up:
@@ -193,7 +202,7 @@ class Takes:
             self._thread = -1
         return self._thread == me
 
-    def _wait_once(self, wish: Wish, deadline: float | None, operation: str) -> list[Tagged]:
+    def _wait_once(self, wish: Wish, deadline: float | None, operation: str) -> list[Run]:
         limit = self._link.remaining(deadline)
         ask = self.send(wish._replace(alone=self._alone()), limit)
         try:

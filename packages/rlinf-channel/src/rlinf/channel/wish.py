@@ -1,15 +1,11 @@
 """What a consumer asks for, and the request while it is on its way."""
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlinf.channel.cargo import Cargo
 from rlinf.channel.link import Reply
+from rlinf.channel.spans import Ranges
 from rlinf.comm.handle import Handle
-
-Tagged = tuple[int, Cargo]
-"""An item under a lease, by its tag."""
 
 
 class Wish(NamedTuple):
@@ -30,7 +26,7 @@ class Ask:
 
     __slots__ = ("abandoned", "absorbed", "done", "number", "reply", "sent_at")
 
-    def __init__(self, number: int, reply: Handle[Reply], done: Sequence[int] = ()) -> None:
+    def __init__(self, number: int, reply: Handle[Reply], done: Ranges = ()) -> None:
         self.number = number
         self.reply = reply
         self.done = done

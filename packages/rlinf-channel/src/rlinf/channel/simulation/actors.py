@@ -14,7 +14,6 @@ from rlinf.channel.messages import (
     ClientId,
     Commit,
     Delivered,
-    Item,
     Outcome,
     Put,
     Recalled,
@@ -28,7 +27,9 @@ from rlinf.channel.messages import (
 )
 from rlinf.channel.simulation.clients import NOBODY, Holder, Request
 from rlinf.channel.simulation.producers import Producer
+from rlinf.channel.simulation.things import Thing, runs_of, things_of
 from rlinf.channel.simulation.world import World
+from rlinf.channel.spans import expand, ranges
 
 POISON = "producer/0:0"
 Act = Callable[[], None]
@@ -75,7 +76,7 @@ class Consumer(Holder):
     def _start(self) -> None:
         self.id = ClientId(self.id.worker, self.id.epoch + 1, 0)
         self.to, self.ready = self.world.incarnation, True
-        self.held: dict[int, Item] = {}
+        self.held: dict[int, Thing] = {}
         self.begun: set[int] = set()
         self.sequence = self.goal = 0
         self.silent = False
@@ -120,7 +121,7 @@ class Consumer(Holder):
         if not self._renewing:
             return
         if not self.silent and self.ready:
-            renew = Renew(None, self.id, tuple(self.held), asks)
+            renew = Renew(None, self.id, ranges(sorted(self.held)), ranges(asks))
             self.world.send(renew, self.channel, None, self.to)
         self._later(self.world.config.lease_s / 3, self._renew)
 
@@ -133,7 +134,7 @@ class Consumer(Holder):
     def resumption(self) -> tuple[str, Resume]:
         """See `Client`."""
         numbers = self.request.numbers if self.request is not None else None
-        outstanding = [] if numbers is None else [numbers]
+        outstanding = () if numbers is None else numbers
         return "out" if self.commits else self.channel, Resume(self.id, self.sequence, outstanding)
 
     def lost(self) -> None:
@@ -165,9 +166,9 @@ class Consumer(Holder):
         self.asks += 1
         ask = self.ask = self.asks
         deadline = now + rng.uniform(0.05, 3) if rng.random() < 0.4 else None
-        done, self.begun = tuple(self.begun), set()
-        for tag in done:
+        for tag in self.begun:
             self.held.pop(tag, None)
+        done, self.begun = ranges(sorted(self.begun)), set()
         wish = self._wish(deadline)
         holds = len(self.held)
         take = Take(0, self.id, deadline=deadline, done=done, holds=holds, ask=ask, **wish)
@@ -214,17 +215,18 @@ class Consumer(Holder):
             self._take_again()
 
     def _taken(self, take: Take, ask: int, command: object) -> None:
-        got = isinstance(command, Delivered) and bool(command.items)
+        got = isinstance(command, Delivered) and bool(command.runs)
         if self.ask != ask or take.consumer != self.id:
             if got and take.consumer == self.id:
                 assert isinstance(command, Delivered)
-                tags = range(command.first_tag, command.first_tag + len(command.items))
-                if self.held.keys().isdisjoint(tags):  # not a repeated answer
-                    self._give_back(tuple(tags))
+                count = sum(run.count for run in command.runs)
+                tags = command.first_tag, command.first_tag + count - 1
+                if self.held.keys().isdisjoint(expand(tags)):  # not a repeated answer
+                    self._give_back(tags)
             return
         self.ask = None
         if isinstance(command, Delivered) and got:
-            self.held.update(enumerate(command.items, start=command.first_tag))
+            self.held.update(enumerate(things_of(command.runs), start=command.first_tag))
             self.world.check_held(self)
             self._see_to_renewals()
             if self.hoards and not self.goal:
@@ -252,10 +254,10 @@ class Consumer(Holder):
 
     def recalled(self) -> None:
         """Give back what was brought along and not begun."""
-        tags = tuple(tag for tag in self.held if tag not in self.begun and not self.goal)
+        tags = [tag for tag in self.held if tag not in self.begun and not self.goal]
         for tag in tags:
             del self.held[tag]
-        self._give_back(tags)
+        self._give_back(ranges(sorted(tags)))
 
     def _give_back(self, tags: tuple[int, ...]) -> None:
         if self.ready and self.id != NOBODY:
@@ -320,12 +322,12 @@ class Consumer(Holder):
                 self.world.check.told_done(self.channel, orders)
             self._work()
 
-        self.request = Request(self, Settle(None, self.id, tags, outcome), answered)
+        self.request = Request(self, Settle(None, self.id, ranges(tags), outcome), answered)
 
     def _commit(self, tags: tuple[int, ...]) -> None:
         rng = self.world.random
         inputs = [self.held[tag] for tag in tags]
-        names = [str(item.payload) for item in inputs]
+        names = [item.payload for item in inputs]
         deadline = self.world.now + rng.uniform(0.1, 3) if rng.random() < 0.3 else None
         first = self.sequence
         self.sequence += len(inputs)
@@ -345,9 +347,9 @@ class Consumer(Holder):
             self.begun = set()
             self._work()
 
-        outputs = [Item(i.payload, i.weight, None, i.nbytes) for i in inputs]
+        outputs = runs_of([Thing(i.payload, i.weight, None, i.nbytes) for i in inputs])
         put = Put(0, self.id, first, outputs, deadline, atomic=True)
-        commit = Commit(self.channel, "out", self.id, tags, put)
+        commit = Commit(self.channel, "out", self.id, ranges(tags), put)
         numbers = first, self.sequence - 1
         self.request = Request(self, commit, answered, numbers)
         fate = rng.random()

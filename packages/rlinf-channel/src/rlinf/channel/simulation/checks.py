@@ -12,13 +12,14 @@ from rlinf.channel.messages import (
     Commit,
     Delivered,
     Event,
-    Item,
     Outcome,
     Recalled,
     Released,
     Settle,
     Take,
 )
+from rlinf.channel.simulation.things import Thing, things_of
+from rlinf.channel.spans import Ranges, expand, length
 
 MAX_NBYTES = 9
 """No simulated item is larger."""
@@ -51,31 +52,31 @@ class Checks:
         for record in records:
             if isinstance(record, Admitted):
                 known = self.admitted[record.channel]
-                for order, item in enumerate(record.items, start=record.order):
+                for order, item in enumerate(things_of(record.runs), start=record.order):
                     name = str(item.payload)
                     assert name not in known, f"{name} is in '{record.channel}' twice"
                     known[name] = order
                 self._check_bounds(hub)
             elif isinstance(record, Finished):
                 done = self.finished[record.channel]
-                twice = done.intersection(record.orders)
+                twice = done.intersection(expand(record.orders))
                 assert not twice, f"orders {twice} of '{record.channel}' finished twice"
-                done.update(record.orders)
+                done.update(expand(record.orders))
                 if record.outcome is Outcome.DEAD:
                     assert self._config.max_deliveries, "buried without need"
-                    self.dead.update(record.orders)
-                    self._counts["dead items"] += len(record.orders)
+                    self.dead.update(expand(record.orders))
+                    self._counts["dead items"] += length(record.orders)
 
     def settled(self, channel: str, event: Event | Commit) -> None:
         """A consumer lets go of what it holds."""
-        tags: Sequence[int] = ()
+        tags: Ranges = ()
         if isinstance(event, Settle | Recalled):
             tags = event.tags
         elif isinstance(event, Take):
             tags = event.done
         else:
             return
-        for tag in tags:
+        for tag in expand(tags):
             if self._leases[channel].get(tag, (None,))[0] == event.consumer:
                 del self._leases[channel][tag]
 
@@ -83,29 +84,29 @@ class Checks:
         """Leases end with the server."""
         self._leases = {"in": {}, "out": {}}
 
-    def held(self, channel: str, consumer: ClientId, held: Mapping[int, Item]) -> None:
+    def held(self, channel: str, consumer: ClientId, held: Mapping[int, Thing]) -> None:
         """What a consumer has just been given is its, and nobody else's."""
         leases = self._leases[channel]
         lost = [i.payload for tag, i in held.items() if leases.get(tag) != (consumer, i.order)]
         assert not lost, f"{lost} came to {consumer} and had been taken from it on the way"
 
-    def released(self, released: Released, held: Mapping[int, Item]) -> None:
+    def released(self, released: Released, held: Mapping[int, Thing]) -> None:
         """A consumer that was never silent for a lease has lost nothing that came to it."""
-        lost = [held[tag].payload for tag in released.tags if tag in held]
+        lost = [held[tag].payload for tag in expand(released.tags) if tag in held]
         assert not lost, f"{lost} was taken from {released.consumer}, which has renewed it"
 
     def command(self, channel: str, command: Command) -> None:
         """One answer of the server."""
         if isinstance(command, Released):
             self._counts["expired" if command.expired else "lost with their holder"] += 1
-            for tag in command.tags:
+            for tag in expand(command.tags):
                 self._leases[channel].pop(tag, None)
         elif isinstance(command, Delivered):
             self._check_delivery(channel, command)
 
     def _check_delivery(self, channel: str, delivered: Delivered) -> None:
         held = {order for _, order in self._leases[channel].values()}
-        for tag, item in enumerate(delivered.items, start=delivered.first_tag):
+        for tag, item in enumerate(things_of(delivered.runs), start=delivered.first_tag):
             assert item.order not in held, f"{item.payload} is held already: two holders"
             assert item.order not in self.finished[channel], f"{item.payload} comes after its end"
             self._leases[channel][tag] = delivered.consumer, item.order
@@ -114,7 +115,7 @@ class Checks:
                 self._delivered.add((channel, item.order))
                 self._check_order(item)
 
-    def _check_order(self, item: Item) -> None:
+    def _check_order(self, item: Thing) -> None:
         producer, _, number = str(item.payload).partition(":")
         last = self._last.get((producer, item.key), -1)
         assert int(number) > last, f"{item.payload} came after number {last} of its key"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rlinf.channel.messages import ClientId, Commit, Event, Item, Put, Resume
+from rlinf.channel.messages import ClientId, Commit, Event, Resume
 from rlinf.channel.simulation.world import Replaced, World
 
 AGAIN_S = 1.0
@@ -95,13 +95,7 @@ class Request:
             return
         consumer = self.consumer
         if consumer.ready:
-            event = self.event
-            if isinstance(event, Commit):  # the items of each copy are its own
-                put = event.put
-                items = [Item(i.payload, i.weight, i.key, i.nbytes) for i in put.items]
-                put = Put(0, put.producer, put.first, items, put.deadline, atomic=True)
-                event = Commit(event.source, event.target, event.consumer, event.tags, put)
-            consumer.world.send(event, consumer.channel, self._answer, consumer.to)
+            consumer.world.send(self.event, consumer.channel, self._answer, consumer.to)
         consumer.world.later(AGAIN_S, self._send)
 
     def _answer(self, command: object) -> None:

@@ -1,8 +1,9 @@
 """Producers of the simulation: numbered puts, sent until they are answered."""
 
-from rlinf.channel.messages import Accepted, ClientId, Item, Put, Refusal, Refused, Resume
+from rlinf.channel.messages import Accepted, ClientId, Put, Refusal, Refused, Resume
 from rlinf.channel.simulation.checks import MAX_NBYTES
 from rlinf.channel.simulation.clients import AGAIN_S, NOBODY, Client
+from rlinf.channel.simulation.things import Thing, runs_of
 from rlinf.channel.simulation.world import World
 
 
@@ -20,7 +21,7 @@ class Producer(Client):
 
     def _produce(self) -> None:
         rng = self.world.random
-        size = min(rng.choice([1, 1, 2, 3]), self.left)
+        size = min(rng.choice([1, 1, 2, 3, 5]), self.left)
         message = self.outstanding[self.sent] = _Message(self, self.sent, size)
         self.sent += size
         self.left -= size
@@ -30,8 +31,10 @@ class Producer(Client):
 
     def resumption(self) -> tuple[str, Resume]:
         """See `Client`."""
-        numbers = [(m.first, m.first + len(m.items) - 1) for m in self.outstanding.values()]
-        return "in", Resume(self.id, self.sent, numbers)
+        numbers = [
+            n for m in self.outstanding.values() for n in (m.first, m.first + len(m.items) - 1)
+        ]
+        return "in", Resume(self.id, self.sent, tuple(numbers))
 
     def back(self) -> None:
         """See `Client`."""
@@ -56,11 +59,12 @@ class _Message:
         self.first = first
         self.answered = False
         rng = world.random
+        keys: list[str | None] = rng.choice([[None], [None], ["a"], ["b"], [None, "a"]])
         self.items = [
-            (
+            Thing(
                 f"{producer.id.worker}:{first + offset}",
                 rng.choice([1.0, 2.5, 7.0]),
-                rng.choice([None, None, "a", "b"]),
+                rng.choice(keys),
                 rng.randint(1, MAX_NBYTES),
             )
             for offset in range(size)
@@ -76,15 +80,14 @@ class _Message:
     def post(self) -> None:
         """Send once."""
         if self.producer.ready:
-            items = [Item(*item) for item in self.items]
-            put = Put(0, self.producer.id, self.first, items, self.deadline)
+            put = Put(0, self.producer.id, self.first, runs_of(self.items), self.deadline)
             self.world.send(put, "in", self._answer, self.producer.to)
 
     def _answer(self, command: object) -> None:
         if self.producer.answered_by_another(command) or self.answered:
             return
         self.answered = True
-        names = [name for name, *_ in self.items]
+        names = [item.payload for item in self.items]
         check = self.world.check
         if isinstance(command, Accepted):
             check.told_accepted("in", names)

@@ -62,7 +62,7 @@ def framework(config: RlhfConfig, cluster: Cluster) -> Step:
         numbers = iter(range(1, 1_000_000))
         for step in FlowPlanner(cluster, "temporal").steps(numbers):
             [version] = trainer.publish().result(None)
-            rollout.load_weights(version).result(None)
+            loading = rollout.load_weights(version)
             prompts, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
             items = task.prompts(config.seed * 1_000_003 + step, sizes.prompts)
             prompts.put_many(
@@ -71,6 +71,7 @@ def framework(config: RlhfConfig, cluster: Cluster) -> Step:
             prompts.close()
             yield wait_all(
                 [
+                    loading,
                     rollout.generate(prompts, samples),
                     reward.score(samples, scored),
                     trainer.train(scored),

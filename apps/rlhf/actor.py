@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from settings import RlhfConfig, SftConfig
 from tasks import Task
 
+from rlinf.comm import Handle
 from rlinf.workers import WorkerGroup
 from rlinf.workers.engines.models import build_model
 from rlinf.workers.engines.parameters import load_state, state_of
@@ -75,7 +77,10 @@ class Actor(TrainerWorker):
         return look
 
 
-def sync(trainer: WorkerGroup, group: WorkerGroup, beside: bool = False) -> None:
-    """Bring the trainer's weights, as they are now, to `group`, `beside` what it is doing."""
+def sync(trainer: WorkerGroup, group: WorkerGroup, beside: bool = False) -> Handle[Any]:
+    """Have the trainer's weights, as they are now, brought to `group`, `beside` what it is doing.
+
+    What `group` is asked afterwards it does with these weights.
+    """
     [version, *_] = trainer.publish().result(None)
-    (group.renew if beside else group.load_weights)(version).result(None)
+    return (group.renew if beside else group.load_weights)(version)

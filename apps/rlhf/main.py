@@ -53,7 +53,7 @@ def train(config: RlhfConfig) -> None:
         def begin() -> None:
             trainer.warm_up(config).result(None)
             if critic is not None:
-                sync(trainer, critic)
+                sync(trainer, critic).result(None)
 
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
         run.say("starting the workers")
@@ -75,9 +75,10 @@ def train(config: RlhfConfig) -> None:
         ahead, due = Ahead(ask, cluster.give_up, config.steps), True
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
-                if due or config.syncs(step):
-                    sync(trainer, rollout, lead > 0)
+                due = due or config.syncs(step)
+                syncs = [sync(trainer, rollout, lead > 0)] if due else []
                 stages, scored = ahead.take(step, lead if run.plan else 0)
+                stages = [*syncs, *stages]
                 for round in itertools.count(1):  # more where dynamic sampling wants them
                     stages += [critic.estimate(*scored)] if critic is not None else []
                     *_, [judged], [report, *_] = wait_all([*stages, trainer.train(scored[-1])])
@@ -88,7 +89,7 @@ def train(config: RlhfConfig) -> None:
                 if critic is not None:
                     metrics |= judged.result.metrics()
                 if config.eval.every and step % config.eval.every == 0:
-                    sync(trainer, rollout)
+                    sync(trainer, rollout).result(None)
                     rewards = evaluate(cluster, (rollout, reward), task, config, step)
                     metrics["eval_reward"] = rewards
                 run.record(step, metrics)

@@ -288,7 +288,7 @@ class Cluster:
             for record in report.records:
                 for sink in self._sinks:
                     sink(record)
-        return self.iterations.ended(flow, numbers, None)
+        return self.iterations.ended(flow, numbers, closed=all(r.closed for r in outcome))
 
 
 def _launcher(name: str, config: ClusterConfig) -> Launcher:

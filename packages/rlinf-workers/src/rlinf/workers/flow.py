@@ -26,6 +26,8 @@ __all__ = ["StageRunner"]
 Output = tuple[Any, float]
 ROOM_S = 10.0
 """The same for a wait for room in the output channel."""
+EAGER_S = 0.05
+"""Where no plan says how large chunks are, they may grow to take so long."""
 PATIENCE_S = 30.0
 """How much later than that the server may answer before it counts as silent."""
 
@@ -43,6 +45,8 @@ class StageRunner:
         self._stages = stages(type(worker))
         self._position = place.placement.position if place.placement else 0
         self._lock = DeviceLock(worker.endpoint, place.devices) if place.shared else None
+        self._sizes: dict[str, int] = {}
+        """How large chunks have become, by stage, where no plan says it."""
 
     def run(self, call: Call, check: Callable[[], None]) -> StageReport:
         """Loop until the input is closed and empty.
@@ -58,6 +62,8 @@ class StageRunner:
             source, lease, ending = chunk
             with ending:
                 self._do(work, source, lease)
+            if self._eager:
+                self._grow(work)
         if work.mark.finish and not work.finished:
             record = _Open(work, (), self._worker)
             with self._hold(work, record):
@@ -65,6 +71,9 @@ class StageRunner:
                 self._finish(work)
                 record.stop()
             work.records.append(record.close(str(self._worker.id), work.mark.finish, 0))
+        closed = self._worker.world_size == 1 and work.target is not None
+        if closed and work.target is not None:
+            work.target.close()  # nobody else writes there: those downstream need not wait for word
         return StageReport(
             worker=str(self._worker.id),
             stage=call.method,
@@ -72,7 +81,15 @@ class StageRunner:
             records=tuple(work.records),
             values=tuple(work.values),
             result=work.result,
+            closed=closed,
         )
+
+    def _grow(self, work: "_Work") -> None:
+        """Let the next chunk of a stage without a plan be as large as its pace allows."""
+        last = work.records[-1]
+        if self._chunk is not None and last.items_in:
+            size = max(self._chunk, int(EAGER_S * last.items_in / max(last.seconds, 1e-6)))
+            work.inlet.size = self._sizes[work.call.method] = size
 
     def _opened(self, call: Call, check: Callable[[], None]) -> "_Work":
         flow, mark, endpoint = call.flow, self._stages[call.method], self._worker.endpoint
@@ -81,11 +98,14 @@ class StageRunner:
         target = flow.output.open(endpoint) if flow.output is not None else None
         # What comes round in a ring comes together; there is no end of it to wait for.
         full = not self._eager and (flow.heads or not flow.ring)
+        size = self._sizes.get(call.method, self._chunk)
         if not flow.heads:
-            return _Work(call, flow, mark, check, Inlet(source, self._chunk, full, check), target)
+            alone = self._worker.world_size == 1 and not self._worker.context.incarnation
+            inlet = Inlet(source, size, full, check, alone)
+            return _Work(call, flow, mark, check, inlet, target)
         ring = tuple(channel.open(endpoint) for channel in flow.ring)
-        inlet = RingInlet(source, self._chunk, full, check, ring)
-        return _Work(call, flow, mark, check, inlet, target, ring[0])
+        head = RingInlet(source, size, full, check, ring)
+        return _Work(call, flow, mark, check, head, target, ring[0])
 
     def _do(self, work: "_Work", source: Channel, lease: Lease) -> None:
         items = list(lease)

@@ -25,31 +25,43 @@ class Inlet:
 
     Args:
         source: The channel.
-        size: Items of a chunk at most; None: all there are.
+        size: Items of a chunk at most; None: all there are. May be changed between two chunks.
         full: Wait until a chunk has that many (None: until no more will come).
         check: Called often while it waits; raises to give up.
+        alone: Nobody else takes from it, or took: a chunk that is all there will be is the last.
     """
 
     def __init__(
-        self, source: Channel, size: int | None, full: bool, check: Callable[[], None]
+        self,
+        source: Channel,
+        size: int | None,
+        full: bool,
+        check: Callable[[], None],
+        alone: bool = False,
     ) -> None:
-        self._source, self._size, self._full, self._check = source, size, full, check
+        self.size = size
+        self._source, self._full, self._check, self._alone = source, full, check, alone
+        self._ended = False
 
     def next(self) -> Chunk | None:
         """The next chunk; None where no more will come."""
-        while True:
+        while not self._ended:
             self._check()
             try:
-                return self._lease(self._source, LOOK_S, self._full)
+                chunk = self._lease(self._source, LOOK_S, self._full)
             except ChannelTimeout:
                 continue
             except ChannelClosed:
-                return None
+                self._ended = True
+            else:
+                self._ended = self._alone and self._full and self.size is None
+                return chunk
+        return None
 
     def _lease(self, source: Channel, timeout_s: float, full: bool) -> Chunk:
         ending = ExitStack()
         lease = ending.enter_context(
-            source.lease_batch(max_items=self._size, timeout=timeout_s, full=full)
+            source.lease_batch(max_items=self.size, timeout=timeout_s, full=full)
         )
         return source, lease, ending
 

@@ -78,16 +78,29 @@ class Iterations:
             self._running.setdefault(flow.iteration, set()).update(numbers)
 
     def ended(
-        self, flow: Flow, numbers: Sequence[int], error: BaseException | None
+        self,
+        flow: Flow,
+        numbers: Sequence[int],
+        error: BaseException | None = None,
+        *,
+        closed: bool = False,
     ) -> Handle[None] | None:
-        """After a stage call: close its output and forget its input, or give up its iteration."""
+        """After a stage call: close its output and forget its input, or give up its iteration.
+
+        `closed`: its only worker has closed the output already.
+        """
         step = flow.iteration
         with self._lock:
             running = self._running.pop(step, set()).difference(numbers)
             if running and error is None:
                 self._running[step] = running
         if error is None:
-            return self._background(flow)
+            written = [] if closed or flow.output is None else [flow.output]
+            written += flow.ring[:1] if flow.heads else ()
+            if written:
+                return self._background(flow, written)
+            self._forget_read(flow)
+            return None
         self._give_up(step, {*numbers, *running}, str(error))
         return None
 
@@ -110,13 +123,15 @@ class Iterations:
         for number in calls:
             self._abort(number, because)
 
-    def _settle(self, flow: Flow) -> None:
-        """Close the output: those downstream come to their end. Then forget what was read."""
-        written = [flow.output, *flow.ring[:1]] if flow.heads else [flow.output]
-        for ref in filter(None, written):
+    def _settle(self, flow: Flow, written: Sequence[ChannelRef]) -> None:
+        """Close what was written to: those downstream come to their end. Forget what was read."""
+        for ref in written:
             with self._lock:
                 _, channel = self._channels.get(ref.name, (0, None))
             (channel or ref.open(self._endpoint)).close()
+        self._forget_read(flow)
+
+    def _forget_read(self, flow: Flow) -> None:
         self._submit(self._forget, flow.input.name)
         if flow.output is not None and flow.output in flow.ring[-1:]:
             self._submit(self._forget, flow.output.name)  # its reader, the head, was done before
@@ -164,13 +179,13 @@ class Iterations:
             return False
         return True
 
-    def _background(self, flow: Flow) -> Handle[None]:
+    def _background(self, flow: Flow, written: Sequence[ChannelRef]) -> Handle[None]:
         """Settle away from the dispatching thread that asks for it."""
         done: Handle[None] = Handle(f"settling the channels of {flow.input.name}", timeout_s=None)
 
         def run() -> None:
             try:
-                self._settle(flow)
+                self._settle(flow, written)
             except Exception as error:  # noqa: BLE001 - a thread's edge; the handle carries it
                 done.set_error(error)
             else:

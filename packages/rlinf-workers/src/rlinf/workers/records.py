@@ -89,6 +89,7 @@ class StageReport:
     Attributes:
         values: What the function returned for each chunk, where there is no output channel.
         result: What the `finish` method of the stage returned; None without one.
+        closed: It has closed its output channel.
     """
 
     worker: str
@@ -97,6 +98,7 @@ class StageReport:
     records: tuple[ChunkRecord, ...]
     values: tuple[Any, ...] = ()
     result: Any = None
+    closed: bool = False
 
     @property
     def items(self) -> int:

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlinf.channel import running_jobs
+from rlinf.channel import Channel, ChannelUnknown, running_jobs
 from rlinf.comm import Request
 from rlinf.sched import FlowGraph, Placement, temporal_plan
 from rlinf.workers.base import WorkerBase
@@ -49,6 +50,7 @@ __all__ = [
     "run_steps",
     "serve_strikes",
     "shared_ray",
+    "wait_until_gone",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -352,6 +354,18 @@ def run_steps(
             outcomes[step] = run_step(cluster, groups, step)[-1].result
     [history] = groups[2].history().result(60)
     return [*(outcomes[step] for step in sorted(outcomes)), history]
+
+
+def wait_until_gone(cluster: Cluster, channel: str) -> None:
+    """Return once the server has forgotten a channel; raises `TimeoutError` after 20 s."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            Channel.connect(channel, cluster.endpoint)
+        except ChannelUnknown:
+            return
+        time.sleep(0.01)  # it is deleted after those who wait for the stage were told
+    raise TimeoutError(f"channel {channel} is still there")
 
 
 def files_left(temporary: Path) -> list[Path]:

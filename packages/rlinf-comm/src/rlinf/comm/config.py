@@ -40,8 +40,8 @@ class CommConfig:
         backend_priority: Names of transports to prefer, in order, over the built-in choice.
         host: Address to listen on and to tell to others. Empty: one that reaches the registry.
         port: TCP port to listen on; 0: one the system chooses, which is never taken.
-        tcp_streams: Over how many TCP connections a buffer of 4 MiB or more goes to another host; 1
-            to 64. They use ports the system chooses. 1: over the one there is, as does all else.
+        tcp_streams: Over how many TCP connections a buffer of four chunks or more goes to another
+            host, 1 to 64; they use ports the system chooses. 1: over the one there is.
         tls_cert: Path of this worker's certificate (PEM, with the chain). With `tls_key` and
             `tls_ca`, TCP is encrypted and both sides must have a certificate that `tls_ca` signed.
         tls_key: Path of its private key (PEM, not encrypted).

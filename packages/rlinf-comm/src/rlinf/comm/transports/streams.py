@@ -27,8 +27,8 @@ from rlinf.comm.transports.carrying import CarryingTransport
 from rlinf.comm.transports.gloo import encryption
 from rlinf.comm.transports.tcp import TcpTransport, tune
 
-LARGE_BYTES: Final = 4 << 20
-"""Smaller buffers go over the one connection: they are there before the stripes would be."""
+LARGE_CHUNKS: Final = 4
+"""Buffers of fewer chunks go over the one connection: they are there before stripes would be."""
 
 SECRET_BYTES: Final = 16
 STRIPE_BYTES: Final = 1 << 16
@@ -119,7 +119,7 @@ class StreamsCarrier:
 
 
 class StreamsTransport(CarryingTransport):
-    """Host buffers of 4 MiB and more by several TCP connections, the rest by one."""
+    """Host buffers of four chunks (`chunk_bytes`) or more by several connections, others by one."""
 
     name = "streams"
     scheme = "streams"
@@ -132,7 +132,7 @@ class StreamsTransport(CarryingTransport):
 
     def carries(self, buffer: Buffer) -> bool:
         """Large ones, in host memory."""
-        is_large: bool = buffer.nbytes >= LARGE_BYTES
+        is_large: bool = buffer.nbytes >= LARGE_CHUNKS * self.surroundings.config.chunk_bytes
         return is_large and type(buffer) is not OnDevice
 
     def make(self, notes: Notes, sending: bool) -> Carrier:
@@ -140,6 +140,7 @@ class StreamsTransport(CarryingTransport):
         config = self.surroundings.config
         timeout_s = config.connection_timeout_s
         if sending:
+            notes.send("listen", b"")
             sockets = _connect(notes.get("streams"), timeout_s)
         else:
             sockets = _accept(notes, config.host or "127.0.0.1", config.tcp_streams, timeout_s)

@@ -1,6 +1,7 @@
 """The graph of connections, its drawings, and the trace."""
 
 import dataclasses
+import io
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -9,6 +10,7 @@ import pytest
 from rlinf.comm import ChromeTraceSink, CommConfig, Endpoint, MemoryRegistry, WorkerId
 from rlinf.comm.testing import eventually
 from rlinf.debug import Connection, ConnectionGraph, connection_graph, visualize_connection_graph
+from rlinf.debug.drawing import COLOURS
 
 
 @pytest.fixture
@@ -121,8 +123,21 @@ def test_the_drawing_as_a_picture(tmp_path):
         x, y = float(box.get("x", 0)), float(box.get("y", 0))
         assert x + float(box.get("width")) <= width
         assert y + float(box.get("height")) <= height
-    with pytest.raises(ValueError, match="one of text, dot, svg"):
-        visualize_connection_graph(drawn(), form="png")
+    with pytest.raises(ValueError, match="one of text, dot, svg, png"):
+        visualize_connection_graph(drawn(), form="jpeg")
+
+
+def test_the_drawing_as_pixels(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    path = tmp_path / "graph.png"
+    data = visualize_connection_graph(drawn(), form="png", path=path)
+    assert path.read_bytes() == data
+    pixels = image.imread(io.BytesIO(data))[..., :3]
+    svg = ElementTree.fromstring(visualize_connection_graph(drawn(), form="svg"))
+    assert pixels.shape[:2] == (2 * int(svg.get("height")), 2 * int(svg.get("width")))
+    colours = {tuple(c) for c in (255 * pixels).round().astype(int).reshape(-1, 3)}
+    for transport in ("shm", "tcp"):
+        assert tuple(bytes.fromhex(COLOURS[transport][1:])) in colours
 
 
 PHASES = {"X": {"dur"}, "i": {"s"}, "M": {"args"}, "s": {"id"}, "f": {"id"}}

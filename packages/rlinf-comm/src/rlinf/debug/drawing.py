@@ -1,9 +1,9 @@
-"""A connection graph drawn: as text, for Graphviz, and as an SVG picture."""
+"""A connection graph drawn: as text, for Graphviz, and as a picture (SVG or PNG)."""
 
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple, overload
 
 from rlinf.comm.registry import WorkerRecord
 from rlinf.debug.graph import Connection, ConnectionGraph
@@ -12,6 +12,7 @@ COLOURS: Final = {
     "inproc": "#7f7f7f",
     "shm": "#2ca02c",
     "tcp": "#1f77b4",
+    "streams": "#8c564b",
     "gloo": "#17becf",
     "nccl": "#d62728",
     "cuda_ipc": "#ff7f0e",
@@ -23,10 +24,32 @@ COLUMN: Final = 520
 WORDS, LINE = 150, 12
 
 
+@overload
+def visualize_connection_graph(
+    graph: ConnectionGraph, form: Literal["png"], path: str | Path | None = None
+) -> bytes: ...
+
+
+@overload
+def visualize_connection_graph(
+    graph: ConnectionGraph,
+    form: Literal["text", "dot", "svg"] = "text",
+    path: str | Path | None = None,
+) -> str: ...
+
+
+@overload
+def visualize_connection_graph(
+    graph: ConnectionGraph, form: str, path: str | Path | None = None
+) -> str | bytes: ...
+
+
 def visualize_connection_graph(
     graph: ConnectionGraph, form: str = "text", path: str | Path | None = None
-) -> str:
-    """Draw a graph: "text" for a terminal, "dot" for Graphviz, "svg" for a browser.
+) -> str | bytes:
+    """Draw a graph: "text" for a terminal, "dot" for Graphviz, "svg" or "png" for the eye.
+
+    PNG needs matplotlib (`pip install rlinf-comm[plot]`), and is bytes.
 
     Args:
         graph: What to draw.
@@ -35,13 +58,14 @@ def visualize_connection_graph(
 
     Raises:
         ValueError: The form is none of them.
+        ImportError: matplotlib is not there.
     """
     draw = FORMS.get(form)
     if draw is None:
         raise ValueError(f"form {form!r} must be one of {', '.join(FORMS)}")
     drawn = draw(graph)
     if path is not None:
-        Path(path).write_text(drawn)
+        Path(path).write_bytes(drawn if isinstance(drawn, bytes) else drawn.encode())
     return drawn
 
 
@@ -65,7 +89,7 @@ def _bytes(count: int) -> str:
 def _text(graph: ConnectionGraph) -> str:
     lines = []
     silent = dict(graph.silent)
-    for number, host in enumerate(_hosts(graph)):
+    for number, host in enumerate(hosts_of(graph)):
         lines.append(f"host {number}")
         for worker in graph.workers:
             if worker.host != host:
@@ -81,7 +105,7 @@ def _text(graph: ConnectionGraph) -> str:
 
 def _dot(graph: ConnectionGraph) -> str:
     lines = ["graph connections {", "  node [shape=box];"]
-    for number, host in enumerate(_hosts(graph)):
+    for number, host in enumerate(hosts_of(graph)):
         lines.append(f"  subgraph cluster_{number} {{")
         lines.append(f'    label="host {number}";')
         lines += [
@@ -105,11 +129,8 @@ def _svg(graph: ConnectionGraph) -> str:
 
     Without a ground, and in the colour of the text around it: for light and dark pages.
     """
-    hosts = _hosts(graph)
-    places = place(graph)
-    rows = max([sum(w.host == host for w in graph.workers) for host in hosts], default=0)
-    width = MARGIN + COLUMN * max(1, len(hosts))
-    height = 2 * MARGIN + 30 + rows * (HEIGHT + GAP)
+    hosts, places = hosts_of(graph), place(graph)
+    width, height = size_of(graph)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" '
@@ -123,16 +144,23 @@ def _svg(graph: ConnectionGraph) -> str:
             f'stroke-opacity="0.25"/>'
             f'<text x="{left + 12}" y="{MARGIN / 2 + 20}" fill-opacity="0.7">host {number}</text>'
         )
-    taken: list[tuple[float, float]] = []
+    taken: Taken = []
     parts += [_line(edge, places, taken) for edge in graph.connections]
     silent = dict(graph.silent)
     parts += [_box(worker, places, worker.id in silent) for worker in graph.workers]
     return "\n".join([*parts, "</svg>"])
 
 
+def size_of(graph: ConnectionGraph) -> tuple[int, int]:
+    """Width and height of the picture."""
+    hosts = hosts_of(graph)
+    rows = max([sum(w.host == host for w in graph.workers) for host in hosts], default=0)
+    return MARGIN + COLUMN * max(1, len(hosts)), 2 * MARGIN + 30 + rows * (HEIGHT + GAP)
+
+
 def place(graph: ConnectionGraph) -> dict[str, tuple[int, int]]:
     """The left upper corner of each worker's box."""
-    columns = {host: number for number, host in enumerate(_hosts(graph))}
+    columns = {host: number for number, host in enumerate(hosts_of(graph))}
     rows = dict.fromkeys(columns, 0)
     places = {}
     for worker in graph.workers:
@@ -154,36 +182,39 @@ def _box(worker: WorkerRecord, places: dict[str, tuple[int, int]], silent: bool)
     )
 
 
-def _line(
-    edge: Connection, places: dict[str, tuple[int, int]], taken: list[tuple[float, float]]
-) -> str:
+class Route(NamedTuple):
+    """Where a connection is drawn.
+
+    Attributes:
+        points: Two: a straight line. Four: a cubic curve.
+        words: Where its words begin.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    words: tuple[float, float]
+
+
+Taken = list[tuple[float, float]]
+
+
+def route(edge: Connection, places: dict[str, tuple[int, int]], taken: Taken) -> Route | None:
     """An arc whose width grows with the distance; its words go where no others are `taken`."""
     if str(edge.one) not in places or str(edge.other) not in places:
-        return ""
+        return None
     (x1, y1), (x2, y2) = places[str(edge.one)], places[str(edge.other)]
-    colour = COLOURS.get(edge.transport, OTHER)
-    dashes = "" if edge.state == "up" else ' stroke-dasharray="5 4"'
     start, end = y1 + HEIGHT / 2, y2 + HEIGHT / 2
     if x1 == x2:
         bulge = 20 + 34 * abs(y2 - y1) / (HEIGHT + GAP)
         x = x1 + WIDTH
-        path = f"M{x},{start + 6} C{x + bulge},{start + 6} {x + bulge},{end - 6} {x},{end - 6}"
-        at = (x + 0.75 * bulge + 6, (start + end) / 2 + 4)
-    else:
-        if x1 > x2:
-            (x1, start), (x2, end) = (x2, end), (x1, start)
-        path = f"M{x1 + WIDTH},{start} L{x2},{end}"
-        at = (x2 - 130, end - (end - start) * 130 / (x2 - x1 - WIDTH) - 6)
-    at = _free(at, taken)
-    return (
-        f'<g><title>{escape(edge.because)}</title><path d="{path}" fill="none" '
-        f'stroke="{colour}" stroke-width="2"{dashes}/>'
-        f'<text x="{at[0]:.0f}" y="{at[1]:.0f}" fill="{colour}" font-size="11">'
-        f"{escape(said(edge))}</text></g>"
-    )
+        points = ((x, start + 6), (x + bulge, start + 6), (x + bulge, end - 6), (x, end - 6))
+        return Route(points, _free((x + 0.75 * bulge + 6, (start + end) / 2 + 4), taken))
+    if x1 > x2:
+        (x1, start), (x2, end) = (x2, end), (x1, start)
+    slope = (end - start) / (x2 - x1 - WIDTH)
+    return Route(((x1 + WIDTH, start), (x2, end)), _free((x2 - 130, end - slope * 130 - 6), taken))
 
 
-def _free(at: tuple[float, float], taken: list[tuple[float, float]]) -> tuple[float, float]:
+def _free(at: tuple[float, float], taken: Taken) -> tuple[float, float]:
     """The next place below where words do not cover others."""
     x, y = at
     while any(abs(x - other_x) < WORDS and abs(y - other_y) < LINE for other_x, other_y in taken):
@@ -192,12 +223,37 @@ def _free(at: tuple[float, float], taken: list[tuple[float, float]]) -> tuple[fl
     return x, y
 
 
-def _hosts(graph: ConnectionGraph) -> list[str]:
+def _line(edge: Connection, places: dict[str, tuple[int, int]], taken: Taken) -> str:
+    found = route(edge, places, taken)
+    if found is None:
+        return ""
+    colour = COLOURS.get(edge.transport, OTHER)
+    dashes = "" if edge.state == "up" else ' stroke-dasharray="5 4"'
+    first, *rest = (f"{x},{y}" for x, y in found.points)
+    path = f"M{first} {'C' if len(rest) > 1 else 'L'}{' '.join(rest)}"
+    x, y = found.words
+    return (
+        f'<g><title>{escape(edge.because)}</title><path d="{path}" fill="none" '
+        f'stroke="{colour}" stroke-width="2"{dashes}/>'
+        f'<text x="{x:.0f}" y="{y:.0f}" fill="{colour}" font-size="11">'
+        f"{escape(said(edge))}</text></g>"
+    )
+
+
+def hosts_of(graph: ConnectionGraph) -> list[str]:
+    """Hosts, in the order of their columns."""
     return sorted({worker.host for worker in graph.workers})
 
 
-FORMS: Final[dict[str, Callable[[ConnectionGraph], str]]] = {
+def _png(graph: ConnectionGraph) -> bytes:
+    from rlinf.debug.picture import png
+
+    return png(graph)
+
+
+FORMS: Final[dict[str, Callable[[ConnectionGraph], str | bytes]]] = {
     "text": _text,
     "dot": _dot,
     "svg": _svg,
+    "png": _png,
 }

@@ -1,0 +1,33 @@
+"""Pairs of endpoints of one process."""
+
+import pytest
+
+from rlinf.comm import (
+    CommConfig,
+    Endpoint,
+    MemoryRegistry,
+)
+
+TRANSPORTS = ["inproc", "tcp", "shm"]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def config(request):
+    return CommConfig(backend_priority=(request.param,))
+
+
+@pytest.fixture
+def pair(config):
+    registry = MemoryRegistry()
+    with (
+        Endpoint("a/0", registry=registry, config=config) as a,
+        Endpoint("b/0", registry=registry, config=config) as b,
+    ):
+        yield a, b
+
+
+@pytest.fixture
+def inproc():
+    registry = MemoryRegistry()
+    with Endpoint("a/0", registry=registry) as a, Endpoint("b/0", registry=registry) as b:
+        yield a, b

@@ -159,9 +159,7 @@ def requests(setting: Setting, task: Task, step: int) -> list[GenerationRequest]
 def trainer_config(setting: Setting) -> TrainerConfig:
     """GRPO as TRL does it by default, without KL."""
     optimiser = OptimiserConfig(lr=1e-4, warmup_steps=0)
-    return TrainerConfig(
-        optimiser, max_response_tokens=setting.tokens, micro_batch_tokens=4096
-    )
+    return TrainerConfig(optimiser, max_response_tokens=setting.tokens, micro_batch_tokens=4096)
 
 
 def plain(setting: Setting, task: Task) -> Step:

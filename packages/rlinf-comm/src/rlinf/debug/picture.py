@@ -63,9 +63,7 @@ def _box(axes: Axes, at: tuple[float, float], size: tuple[float, float], fill: s
     axes.add_patch(FancyBboxPatch(at, *size, boxstyle=style, facecolor=fill, edgecolor="#888888"))
 
 
-def _line(
-    axes: Axes, edge: Connection, places: dict[str, tuple[int, int]], taken: Taken
-) -> None:
+def _line(axes: Axes, edge: Connection, places: dict[str, tuple[int, int]], taken: Taken) -> None:
     found = route(edge, places, taken)
     if found is None:
         return

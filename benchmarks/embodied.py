@@ -2,7 +2,7 @@
 
 Training: the app itself (a program of its own on a Ray cluster, whole iterations: acting, learning,
 publishing) against stable-baselines3's PPO, the same environment, network, batch, minibatch, passes
-and rate; its better one of SubprocVecEnv and DummyVecEnv counts. Both begin to count when their
+and rates; its better one of SubprocVecEnv and DummyVecEnv counts. Both begin to count when their
 environments are made. Vectors: `VectorEnvironment` against gymnasium's AsyncVectorEnv and
 SyncVectorEnv on 64x64 RGB pictures, in step, with the pictures at hand in one array.
 
@@ -29,6 +29,7 @@ TASKS = {
         "horizon": 32,
         "minibatch": 256,
         "lr": 3e-3,
+        "decay": 3000,
         "std": 0.5,
         "target": 950.0,
         "steps": 80_000,
@@ -39,6 +40,7 @@ TASKS = {
         "horizon": 256,
         "minibatch": 128,
         "lr": 1e-3,
+        "decay": 0,
         "std": 1.0,
         "target": 600.0,
         "steps": 80_000,
@@ -95,6 +97,7 @@ def _ours(name: str, task: dict, steps: int) -> dict[str, float]:
             f"trainer.minibatch={task['minibatch']}",
             f"trainer.epochs={EPOCHS}",
             f"trainer.optimiser.lr={task['lr']}",
+            f"trainer.optimiser.decay_steps={task['decay']}",
             f"policy.std={task['std']}",
             "checkpoint.every=0",
             "film.steps=0",
@@ -151,7 +154,7 @@ def _sb3(name: str, steps: int, kind: str) -> dict[str, float]:
     model = PPO(
         "MlpPolicy",
         worlds,
-        learning_rate=task["lr"],
+        learning_rate=_rate(task, steps),
         n_steps=task["horizon"],
         batch_size=task["minibatch"],
         n_epochs=EPOCHS,
@@ -165,6 +168,18 @@ def _sb3(name: str, steps: int, kind: str) -> dict[str, float]:
     row = _row(model.num_timesteps, time.monotonic() - begun, returns, task["target"])
     worlds.close()
     return row
+
+
+def _rate(task: dict, steps: int):
+    """The rate over the share of steps that are left: as `OptimiserConfig` has it fall."""
+    batch = task["envs"] * task["horizon"]
+    updates = steps / batch * EPOCHS * (batch // task["minibatch"])
+
+    def rate(left: float) -> float:
+        done = (1 - left) * updates
+        return task["lr"] * (1 - 0.9 * min(1.0, done / task["decay"]) if task["decay"] else 1.0)
+
+    return rate
 
 
 class _Maker:

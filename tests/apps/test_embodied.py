@@ -98,44 +98,93 @@ def test_grpo_runs_whole_episodes(tmp_path: Path) -> None:
     assert all(line["value_loss"] == 0 for line in lines)
 
 
-def find(root: int, words: str) -> list[psutil.Process]:
+def struck(folder: Path, victim: str, *arguments: str, after: int = 3) -> tuple[int, str]:
+    """A run one of whose processes is killed once so many steps are done: exit code, output."""
+    job = subprocess.Popen(
+        [sys.executable, str(MAIN), *SMALL, f"folder={folder}", "steps=40", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "workers")},
+    )
+    try:
+        deadline = time.monotonic() + 200
+        path, found = folder / "metrics.jsonl", []
+        while not found:
+            assert job.poll() is None and time.monotonic() < deadline, job.communicate()
+            time.sleep(0.05)  # polls what other programs do
+            if path.exists() and path.read_text().count("\n") >= after:
+                found = find(job.pid, *victim.split())
+        found[0].kill()
+        output, _ = job.communicate(timeout=200)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.returncode, output
+
+
+def find(root: int, *words: str) -> list[psutil.Process]:
+    """Processes below `root` with the first word in their command, below these the next ..."""
     found = []
     for process in psutil.Process(root).children(recursive=True):
         try:
-            if words in " ".join(process.cmdline()):
-                found.append(process)
+            if words[0] in " ".join(process.cmdline()):
+                found += find(process.pid, *words[1:]) if words[1:] else [process]
         except psutil.NoSuchProcess:
             continue
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("victim", ["simulation.process", "simulator/0"])
-def test_whoever_is_killed_costs_its_episodes_only(tmp_path: Path, victim: str) -> None:
-    told = (*SMALL, f"folder={tmp_path}", "steps=40")
-    job = subprocess.Popen(
-        [sys.executable, str(MAIN), *told],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 200
-        path = tmp_path / "metrics.jsonl"
-        while not path.exists() or path.read_text().count("\n") < 3:
-            assert job.poll() is None and time.monotonic() < deadline, job.communicate()
-            time.sleep(0.1)  # polls a file that another program writes
-        struck = find(job.pid, victim)[0]
-        struck.kill()
-        _, err = job.communicate(timeout=200)
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-    assert job.returncode == 0, err
-    lines = metrics(tmp_path)
+def lost_steps(folder: Path) -> list[int]:
+    """Of the steps that did not have all of their decisions; none may have been repeated."""
+    lines = metrics(folder)
     assert [line["step"] for line in lines] == list(range(1, 41)), "no step was repeated"
     assert [line["version"] for line in lines] == list(range(1, 41)), "nothing learnt was lost"
-    short = [64 - line["env_steps"] for line in lines if line["env_steps"] < 64]
+    return [64 - int(line["env_steps"]) for line in lines if line["env_steps"] < 64]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("acting", ["inside", "apart"])
+@pytest.mark.parametrize("victim", ["simulator/0 simulation.process", "simulator/0", "policy/0"])
+def test_whoever_is_killed_costs_its_episodes_only(
+    tmp_path: Path, acting: str, victim: str
+) -> None:
+    if (acting, victim) == ("inside", "policy/0"):
+        pytest.skip("the policy is in the simulator")
+    code, output = struck(tmp_path, victim, f"acting={acting}")
+    assert code == 0, output
+    short = lost_steps(tmp_path)
     assert len(short) <= 2 and sum(short) <= 64
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("victim", ["renderer/0 simulation.process", "renderer/0"])
+def test_a_renderer_that_is_killed_costs_a_film_only(tmp_path: Path, victim: str) -> None:
+    world = ("env.world.kind=worlds:painted", "env.world.id=painted")
+    code, output = struck(tmp_path, victim, *world, "film.steps=20", "film.every=2")
+    assert code == 0, output
+    assert not lost_steps(tmp_path)
+    assert (tmp_path / "episode.gif").exists(), output
+    if " " in victim:
+        assert "no episode_" in output and "ended by signal 9" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_policy_may_act_in_a_worker_of_its_own(tmp_path: Path) -> None:
+    """In turn, in alternation, and as is found best: the same is learnt."""
+    lanes = ("acting=apart", "steps=4", "horizon=8", "trainer.minibatch=16")
+    plans = {"temporal": "temporal", "hybrid": str(MAIN.parent / "alternating.yaml")}
+    folders = {}
+    for kind, plan in plans.items():
+        folder = folders[kind] = tmp_path / kind
+        done = run(*SMALL, f"folder={folder}", *lanes, f"plan={plan}")
+        assert done.returncode == 0, done.stderr
+        assert json.loads((folder / "summary.json").read_text())["plan"] == kind
+    assert learnt(folders["temporal"]) == pytest.approx(learnt(folders["hybrid"]), rel=1e-3)
+    done = run(*SMALL, f"folder={tmp_path / 'auto'}", *lanes, "steps=16", "plan=auto")
+    assert done.returncode == 0, done.stderr
+    assert "best of each kind:" in done.stdout and "bottleneck:" in done.stdout

@@ -84,6 +84,14 @@ class Drift:
         pass
 
 
+class Painted(Drift):
+    """One that is drawn slowly."""
+
+    def render(self):
+        time.sleep(0.25)  # as a renderer works; long enough to be caught at it
+        return super().render()
+
+
 class Steer:
     """Reward -(action - state)^2: a policy learns it within seconds. Episodes of 8 steps."""
 
@@ -116,6 +124,10 @@ def counter(id, **options):
 
 def drift(id):
     return Drift()
+
+
+def painted(id):
+    return Painted()
 
 
 def steer(id):

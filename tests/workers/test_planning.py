@@ -1,11 +1,11 @@
 """What records say about a program, and what is decided from it, in a made-up world."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from rlinf.sched import FlowGraph, Placement, Plan, temporal_plan
+from rlinf.sched import FlowGraph, Placement, Plan, search, temporal_plan
 from rlinf.workers import ChunkRecord, ConfigError, PlanningConfig
 from rlinf.workers.course import Choice, Decision, course
 from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
@@ -181,6 +181,24 @@ def test_a_profile_has_the_times_of_calls_ranks_and_what_comes_at_the_end() -> N
     assert (sample.devices, sample.batch) == (2, 8.0)
     assert sample.seconds == pytest.approx(1.2)
     assert entry.onload_s == pytest.approx(1.0 / 6) and entry.active_bytes == 100
+
+
+def test_cores_are_a_second_resource_beside_accelerators_only() -> None:
+    cards = ("cuda:0", "cuda:1")
+    places = {"rollout": Placement("rollout", cards, None, True, 0)}
+    one = replace(record("rollout", items=8, seconds=2.0), cpu_s=10.0, devices=2)
+    iteration = Iteration(2.5, (one,), places)
+    program = Program.of([one], {"rollout": 1}, 2)
+    known = workflow(program, [iteration], cards, cores=6).profile
+    assert known.cores == 6
+    assert known["rollout"].cores == pytest.approx(2.5), "busy cores for each device"
+    assert workflow(program, [iteration], cards, cores=2).profile["rollout"].cores == 2
+    plan = search(program.graph, known, cards, program.batch)
+    assert plan.root.cores > 0, "it is given a share of them"
+    places = {"rollout": Placement("rollout", CORES[:2], None, True, 0)}
+    iteration = replace(iteration, placements=places)
+    known = workflow(program, [iteration], CORES, cores=6).profile
+    assert (known.cores, known["rollout"].cores) == (0, 0)
 
 
 def test_what_no_stage_accounts_for_is_overhead() -> None:

@@ -1,5 +1,6 @@
 """What a worker is where it runs: its place in the job, and the hooks the framework calls."""
 
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -94,6 +95,10 @@ class WorkerBase:
     def idle_s(self) -> float:
         """Seconds of all its work so far in which it waited for others, such as tools."""
         return 0.0
+
+    def cpu_s(self) -> float:
+        """Processor seconds spent so far, those of processes that work for it included."""
+        return time.process_time()
 
     def recovered(self) -> None:
         """Called in a worker that is restarted or joins late, before any call.

@@ -113,20 +113,25 @@ KINDS = ("", "temporal", "spatial", "hybrid")
 
 
 def course(
-    choice: Choice, config: PlanningConfig, devices: Sequence[str], ranks: Mapping[str, int]
+    choice: Choice,
+    config: PlanningConfig,
+    devices: Sequence[str],
+    ranks: Mapping[str, int],
+    cores: int = 0,
 ) -> Course:
     """The decisions for a program, one before each iteration.
 
     Args:
         devices: All that may be used.
         ranks: The components that can be placed, and how many workers each has.
+        cores: Processor cores, which matter beside devices of another kind.
 
     Raises:
         ConfigError: A saved plan is for other components.
     """
     if choice.plan is not None:
         return _saved(choice.plan, devices, ranks)
-    return _found(choice, config, tuple(devices), ranks)
+    return _found(choice, config, tuple(devices), ranks, cores)
 
 
 def _saved(plan: Plan, devices: Sequence[str], ranks: Mapping[str, int]) -> Course:
@@ -144,12 +149,16 @@ def _saved(plan: Plan, devices: Sequence[str], ranks: Mapping[str, int]) -> Cour
 
 
 def _found(
-    choice: Choice, config: PlanningConfig, devices: tuple[str, ...], ranks: Mapping[str, int]
+    choice: Choice,
+    config: PlanningConfig,
+    devices: tuple[str, ...],
+    ranks: Mapping[str, int],
+    cores: int,
 ) -> Course:
     first = yield Decision("to see what feeds what", in_turn(tuple(ranks), devices))
     program = Program.of(first.records, ranks, len(devices))
     if choice.how == "auto":
-        yield from _auto(program, config, devices)
+        yield from _auto(program, config, devices, cores)
         return
     if choice.how == "temporal":
         plan = temporal_plan(program.graph, devices, program.batch)
@@ -164,7 +173,7 @@ def _stay() -> Course:
         yield STAY
 
 
-def _auto(program: Program, config: PlanningConfig, devices: tuple[str, ...]) -> Course:
+def _auto(program: Program, config: PlanningConfig, devices: tuple[str, ...], cores: int) -> Course:
     measured: list[Iteration] = []
     wanted = probes(program, devices, config.parts)
     for number, probe in enumerate(wanted, 1):
@@ -172,7 +181,7 @@ def _auto(program: Program, config: PlanningConfig, devices: tuple[str, ...]) ->
         iteration = yield Decision(because, probe.placements, program.batch)
         if probe.counts:
             measured.append(iteration)
-    known = workflow(program, measured, devices)
+    known = workflow(program, measured, devices, cores)
     search = _Search(program, config, known, max(i.moved_s for i in measured))
     plan = yield from search.first()
     while True:

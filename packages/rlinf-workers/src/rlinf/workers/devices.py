@@ -18,6 +18,7 @@ __all__ = [
     "Node",
     "check_local",
     "device_names",
+    "is_core",
     "local_cores",
     "node_of",
     "rank_devices",
@@ -31,6 +32,11 @@ class Node:
 
     name: str
     devices: tuple[tuple[str, int], ...]
+
+
+def is_core(device: str) -> bool:
+    """Whether it is a processor core: core:0, node1/core:3; not cuda:0."""
+    return device.rpartition("/")[2].startswith("core:")
 
 
 def local_cores() -> tuple[str, ...]:

@@ -232,15 +232,18 @@ class _Open:
         self._emitted: list[float] = []
         self._started = self._began = self._worked_s = 0.0
         self._idle_s = self._idle_before_s = 0.0
+        self._cpu_s = self._cpu_before_s = 0.0
         self._resident_bytes = 0
 
     def start(self) -> None:
         self._started, self._began = time.time(), time.monotonic()
-        self._idle_before_s = self._worker.idle_s()
+        self._idle_before_s, self._cpu_before_s = self._worker.idle_s(), self._worker.cpu_s()
 
     def stop(self) -> None:
         self._worked_s = time.monotonic() - self._began
         self._idle_s = self._worker.idle_s() - self._idle_before_s
+        # Of a process that was replaced meanwhile nothing is known any more.
+        self._cpu_s = max(0.0, self._worker.cpu_s() - self._cpu_before_s)
         self._resident_bytes = self._worker.resident_bytes()
 
     def emit(self, outputs: Sequence[Any], target: str = "") -> None:
@@ -269,6 +272,7 @@ class _Open:
             tokens=tokens,
             emitted=tuple(self._emitted),
             idle_s=self._idle_s,
+            cpu_s=self._cpu_s,
             devices=len(self._worker.context.devices),
         )
 

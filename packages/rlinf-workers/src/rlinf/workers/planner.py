@@ -18,6 +18,7 @@ from typing import TypeVar
 from rlinf.sched import Placement, Plan
 from rlinf.workers.cluster import Cluster
 from rlinf.workers.course import Choice, Decision, PlanningConfig, course
+from rlinf.workers.devices import local_cores
 from rlinf.workers.group import gather
 from rlinf.workers.planning import Iteration
 from rlinf.workers.records import ChunkRecord
@@ -69,7 +70,8 @@ class FlowPlanner:
             InfeasiblePlacement: It is for other devices.
         """
         groups = {name: len(g) for name, g in self._cluster.groups.items() if g.managed}
-        decisions = course(self._choice, self._config, self._cluster.devices, groups)
+        devices, cores = self._cluster.devices, len(local_cores())
+        decisions = course(self._choice, self._config, devices, groups, cores)
         decision = next(decisions)
         for step in steps:
             moved_s = self._carry_out(decision)

@@ -21,6 +21,7 @@ from rlinf.sched import (
     Workflow,
 )
 from rlinf.sched.graph import cycle_name
+from rlinf.workers.devices import is_core
 from rlinf.workers.records import ChunkRecord
 
 __all__ = ["Iteration", "Probe", "Program", "busy_s", "in_turn", "placed", "probes", "workflow"]
@@ -171,15 +172,23 @@ def _together(program: Program, devices: Sequence[str]) -> dict[str, Placement] 
     }
 
 
-def workflow(program: Program, iterations: Sequence[Iteration], devices: Sequence[str]) -> Workflow:
-    """The program, with everything that measured iterations say about it."""
+def workflow(
+    program: Program, iterations: Sequence[Iteration], devices: Sequence[str], cores: int = 0
+) -> Workflow:
+    """The program, with everything that measured iterations say about it.
+
+    Args:
+        cores: Processor cores beside the devices, a second resource; of no account where the
+            devices are cores.
+    """
+    beside_devices = cores if not any(map(is_core, devices)) else 0
     profiler = Profiler()
     for iteration in iterations:
         for name in program.graph.names:
             profiler.record(_measured(name, iteration, program))
     profile = profiler.profile()
     components = {
-        name: _with_residency(entry, [r for i in iterations for r in _of(name, i)])
+        name: _with_needs(entry, [r for i in iterations for r in _of(name, i)], beside_devices)
         for name, entry in profile.components.items()
     }
     beside = [
@@ -189,7 +198,7 @@ def workflow(program: Program, iterations: Sequence[Iteration], devices: Sequenc
     ]
     sync_s = max(0.0, statistics.median(beside)) if beside else 0.0
     rounds = {cycle_name(cycle): program.rounds[cycle[0]] for cycle in program.graph.cycles()}
-    known = Profile(components, sync_s=sync_s, rounds=rounds)
+    known = Profile(components, cores=beside_devices, sync_s=sync_s, rounds=rounds)
     return Workflow(program.graph, known, tuple(devices), program.batch)
 
 
@@ -240,11 +249,15 @@ def _measured(group: str, iteration: Iteration, program: Program) -> Record:
     return Record(group, len(place.devices), items, start, max(seconds, 1e-9), streamed)
 
 
-def _with_residency(
-    component: ComponentProfile, records: Sequence[ChunkRecord]
+def _with_needs(
+    component: ComponentProfile, records: Sequence[ChunkRecord], cores: int
 ) -> ComponentProfile:
+    """With its memory, the times to switch it, and, of so many, the cores it keeps busy."""
+    worked = sum(record.seconds * max(1, record.devices) for record in records)
+    busy = sum(record.cpu_s for record in records) / max(worked, 1e-9)
     return replace(
         component,
+        cores=min(busy, cores),
         onload_s=statistics.fmean(record.onload_s for record in records),
         offload_s=statistics.fmean(record.offload_s for record in records),
         active_bytes=float(max(record.resident_bytes for record in records)),

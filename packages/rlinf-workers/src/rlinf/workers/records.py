@@ -36,6 +36,7 @@ class ChunkRecord:
         tokens: Sum of `Worker.count_tokens` over the outputs (over the items for the last stage).
         emitted: When each output was committed, one time an output, ascending.
         idle_s: Of `seconds`, time in which it waited for others (`Worker.idle_s`).
+        cpu_s: Processor seconds spent in `seconds` (`Worker.cpu_s`).
         devices: How many the worker computed on.
     """
 
@@ -57,6 +58,7 @@ class ChunkRecord:
     tokens: int
     emitted: tuple[float, ...]
     idle_s: float = 0.0
+    cpu_s: float = 0.0
     devices: int = 0
 
     @property

@@ -113,6 +113,10 @@ class _Environments(Worker):
         """Of the lanes' processes."""
         return self._simulator.pids
 
+    def cpu_s(self) -> float:
+        """See `Worker`: mostly the environments'."""
+        return super().cpu_s() + self._simulator.cpu_s()
+
     def close(self) -> None:
         """End the environments' processes."""
         self._simulator.close()

@@ -126,6 +126,10 @@ class Fleet:
         """Of the lanes' processes."""
         return tuple(lane.pid for lane in self._lanes)
 
+    def cpu_s(self) -> float:
+        """Processor seconds that the processes there are now have spent."""
+        return sum(lane.cpu_s() for lane in self._lanes)
+
     def statistics(self) -> SimulatorStatistics:
         """What was done so far."""
         return self._counts

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from rlinf.workers.config import worker_environment
 from rlinf.workers.engines.simulation.memory import Memory
@@ -71,6 +72,14 @@ class Lane:
     def pid(self) -> int:
         """Of its process."""
         return self._process.pid if self._process else -1
+
+    def cpu_s(self) -> float:
+        """Processor seconds of its process; 0 where there is none."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except (psutil.NoSuchProcess, ValueError):
+            return 0.0
+        return float(times.user + times.system)
 
     def fileno(self) -> int:
         """Readable when the process has answered, or ended."""

@@ -126,7 +126,7 @@ def drift(id):
     return Drift()
 
 
-def painted(id):
+def painted(id, **drawing):
     return Painted()
 
 

@@ -159,12 +159,11 @@ class Lane:
         if process is None or errors is None:
             return "it was not running"
         process.kill()
-        code = process.wait()
+        how = _ending(process.wait())
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        how = f"it ended by signal {-code}" if code < 0 else f"it ended with {code}"
         with errors:
             words = _last_line(errors)
         return f"{how}: {words}" if words else how
@@ -222,7 +221,7 @@ def _ask(opening: Opening, timeout_s: float) -> Any:
             process.communicate()
             answer, cause = b"", f"it was not made within {timeout_s:g} s"
         else:
-            cause = _last_line(errors)
+            cause = _last_line(errors) or _ending(process.returncode)
     if process.returncode or not answer:
         raise EnvironmentLost(f"{opening.spec.label} cannot be made: {cause}", cause=cause)
     return pickle.loads(answer)
@@ -261,6 +260,10 @@ def _tell(process: "subprocess.Popen[bytes]", data: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):
         while left:
             left = left[os.write(process.stdin.fileno(), left) :]
+
+
+def _ending(code: int) -> str:
+    return f"it ended by signal {-code}" if code < 0 else f"it ended with {code}"
 
 
 def _last_line(errors: IO[bytes]) -> str:

@@ -6,6 +6,7 @@ middle of all pairs counts. Both the job's loss and the processor time of the mo
 """
 
 import contextlib
+import json
 import os
 import signal
 import statistics
@@ -16,6 +17,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import psutil
@@ -42,12 +44,15 @@ def watched() -> Iterator[psutil.Process]:
         url = process.stdout.readline().strip()
 
         def read() -> None:
+            seen = turn = 0
             while not ending.wait(ASK_S):
-                with (
-                    contextlib.suppress(OSError),
-                    urllib.request.urlopen(f"{url}state.json", timeout=10.0) as answer,
-                ):
-                    answer.read()
+                with contextlib.suppress(OSError):
+                    asked = f"{url}state.json?after={seen}&turn={turn}"
+                    with urllib.request.urlopen(asked, timeout=10.0) as answer:
+                        if answer.status == HTTPStatus.OK:
+                            state = json.load(answer)
+                            turn, spans = state["turn"], state.get("spans")
+                            seen = spans[-1][0] if spans else seen
 
         reader = threading.Thread(target=read)
         reader.start()

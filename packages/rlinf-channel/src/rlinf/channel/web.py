@@ -78,7 +78,7 @@ class View:
         self._looker, self._title, self._run = looker, title, run
         self._before: Snapshot | None = None
         self._last: Snapshot | None = None
-        self._graph = ConnectionGraph((), (), ())
+        self._connected: dict[str, object] = {"connections": [], "graph": ""}
         self._curves: tuple[Path, Curves] | None = None
         self._lock = threading.Lock()
         self.turn = 1
@@ -103,12 +103,14 @@ class View:
         """Ask who is connected to whom, every few seconds."""
         while not stop.is_set() and not self.ended:
             with contextlib.suppress(CommError):  # the page shows those of before
-                self._graph = self._looker.connections()
+                graph = self._looker.connections()
+                drawn = visualize_connection_graph(graph, "svg")
+                self._connected = {"connections": connection_rows(graph), "graph": drawn}
             stop.wait(CONNECTIONS_S)
 
     def state(self, after: int = 0) -> dict[str, object]:
         """What the page shows."""
-        last, graph = self._last, self._graph
+        last = self._last
         seen = {} if last is None else as_json(last, self._before, after)
         return seen | {
             "turn": self.turn,
@@ -116,8 +118,7 @@ class View:
             "ended": self.ended,
             "silent_s": self._looker.silent_s,
             "findings": [] if last is None else [asdict(one) for one in findings(last)],
-            "connections": connection_rows(graph),
-            "graph": visualize_connection_graph(graph, "svg") if graph.workers else "",
+            **self._connected,
             "curves": self._read_curves(),
         }
 

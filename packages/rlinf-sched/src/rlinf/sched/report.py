@@ -10,6 +10,9 @@ from rlinf.sched.traffic import traffic
 
 SHOWN = 0.0005
 """Shares of the time below this are left out of a report."""
+MB = 1e6
+SMALLEST = 0.001
+"""Figures below this are left out of a comparison."""
 
 
 def report(spans: Sequence[Span], rows: int = 20) -> str:
@@ -60,7 +63,7 @@ def _flow(spans: Sequence[Span]) -> list[str]:
 
 
 def _traffic(spans: Sequence[Span], rows: int) -> list[str]:
-    listed = traffic(spans)
+    listed = [one for one in traffic(spans) if one.nbytes >= MB / 100]
     if not listed:
         return []
     lines = [f"{'from':24s} {'to':24s} {'over':8s} {'messages':>9s} {'MB':>9s}"]
@@ -103,8 +106,9 @@ def comparison(before: Mapping[str, float], after: Mapping[str, float], rows: in
     head, *rest = names
     rest.sort(key=lambda name: -abs(after.get(name, 0.0) - before.get(name, 0.0)))
     by_unit = sorted(rest, key=lambda name: ("s", "%", "MB").index(name.rpartition(", ")[2]))
+    shown = [n for n in by_unit if max(before.get(n, 0.0), after.get(n, 0.0)) >= SMALLEST]
     lines = [f"{'':48s} {'before':>10s} {'after':>10s} {'change':>10s} {'':>8s}"]
-    for name in [head, *by_unit][:rows]:
+    for name in [head, *shown][:rows]:
         old, new = before.get(name, 0.0), after.get(name, 0.0)
         times = f"{new / old:.2f} x" if old and new else ""
         lines.append(f"{name[:48]:48s} {old:10.3f} {new:10.3f} {new - old:+10.3f} {times:>8s}")

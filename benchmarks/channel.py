@@ -9,9 +9,12 @@ Then: how near to the optimum does the balancing come, and what does watching co
 """
 
 import contextlib
+import itertools
+import mmap
 import os
 import pty
 import random
+import struct
 import subprocess
 import sys
 import threading
@@ -101,6 +104,38 @@ def crowds(rounds: int) -> dict[str, object]:
             title = f"{name}, several producers and consumers"
             figures[title] = harness.show(title, timed(runs, rounds), "rlinf, 1 to 1")
     return figures
+
+
+def floors(rounds: int) -> dict[str, object]:
+    """What nothing that moves items between processes by this code can do without."""
+    title, block, array = "The floor of a channel", bytes(1 << 18), np.zeros(1 << 18, np.float32)
+    ring = np.frombuffer(mmap.mmap(-1, 8 * array.nbytes), np.float32).reshape(8, -1)
+    kept = np.empty_like(array)
+    with started({"rlinf": Rlinf}) as team:
+        rlinf: Rlinf = team["rlinf"]
+        runs: dict[str, tuple[Callable[[int], object], int]] = {
+            "1 KB of bytes out of a block": (
+                lambda n: [
+                    list(itertools.chain.from_iterable(struct.iter_unpack("1024s", block)))
+                    for _ in range(n // 256)
+                ],
+                25_600,
+            ),
+            "1 KB of bytes into a block": (
+                lambda n: [b"".join([block[:1024]] * 256) for _ in range(n // 256)],
+                25_600,
+            ),
+            "1 MB copied, the same place": (
+                lambda n: [np.copyto(kept, array) for _ in range(n)],
+                400,
+            ),
+            "1 MB copied, 8 places in turn": (
+                lambda n: [np.copyto(ring[at % 8], array) for at in range(n)],
+                400,
+            ),
+            "a question to the server": (lambda n: [rlinf.depth() for _ in range(n)], 400),
+        }
+        return {title: harness.show(title, timed(runs, rounds), "1 KB of bytes into a block")}
 
 
 def coalescing(rounds: int) -> dict[str, object]:
@@ -196,6 +231,7 @@ def measure(quick: bool) -> dict[str, object]:
         ):
             samples = one_to_one(team, item, count // 4 if quick else count, rounds)
             figures[name] = harness.show(name, samples, "SimpleQueue")
+    figures |= floors(rounds)
     figures |= coalescing(rounds)
     figures |= crowds(3 if quick else 5)
     figures |= balance(3)

@@ -172,6 +172,10 @@ class Rlinf(Team):
             self._channels[""].put_many([item] * min(BATCH, count - first))
         self.wait(self._consumers[0])
 
+    def depth(self) -> int:
+        """A question to the server and its answer."""
+        return self._channels[""].qsize()
+
     def crowd(self, item: object, count: int) -> None:
         """All producers to all consumers, an equal number each."""
         for member in self._consumers:

@@ -345,3 +345,17 @@ def test_the_server_describes_itself(server: ChannelServer, channel: Channel) ->
     channel.flush()
     names = {state.name: state for state in server.statistics().channels}
     assert names[channel.ref.name].depth == 1
+
+
+@pytest.mark.parametrize("short", [{"weights": [1.0]}, {"keys": ["a"]}])
+def test_put_many_wants_a_weight_and_a_key_for_each(channel: Channel, short: dict) -> None:
+    with pytest.raises(ValueError, match="fewer"):
+        channel.put_many([b"a", b"b"], **short)
+    assert channel.qsize() == 0
+
+
+def test_put_many_with_keys_comes_by_key(channel: Channel, other: Channel) -> None:
+    channel.put_many([b"1", b"2", b"3", b"4"], keys=["a", "a", "b", None])
+    channel.flush()
+    assert other.get(key="b") == b"3"
+    assert [other.get(key="a"), other.get(), other.get()] == [b"1", b"2", b"4"]

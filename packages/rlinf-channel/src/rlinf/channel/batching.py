@@ -101,8 +101,13 @@ class Loading:
         self.count += 1
         self.nbytes += nbytes
 
-    def add_alike(self, items: Sequence[object], weights: Sequence[float]) -> bool:
-        """Load several small items of one kind, without keys; False where they are not alike."""
+    def add_alike(
+        self,
+        items: Sequence[object],
+        weights: Sequence[float],
+        keys: Sequence[str | None] | None = None,
+    ) -> bool:
+        """Load several small items of one kind as the first; False where they are not alike."""
         alike = pack_alike(items)
         if alike is None:
             return False
@@ -112,6 +117,7 @@ class Loading:
         self.lengths += [sizes[0] + extra] * len(sizes) if extra else sizes
         self.kinds += [kind] * len(sizes)
         self.pieces += pieces
+        self.keys = None if keys is None else list(keys)
         self.count += len(sizes)
         self.nbytes += sum(sizes)
         return True

@@ -122,13 +122,11 @@ class Inbox(Takes):
         """
         with self._lock:
             self._check()
+            if outcome is Outcome.DONE:
+                for earlier in (self._ended, self._done):
+                    self._begun.absorb(earlier)
             last = self._begun.ranges()
             self._begun.clear()
-            if outcome is Outcome.DONE:
-                self._ended.update(self._take_done())
-                self._ended.update(last)
-                last = self._ended.ranges()
-                self._ended.clear()
         if last:
             self.settle(last, outcome, deadline)
 
@@ -200,8 +198,7 @@ class Inbox(Takes):
         if self._failed is not None:
             self._check()
         if self._begun:
-            self._done.update(self._begun.ranges())
-            self._begun.clear()
+            self._done.absorb(self._begun)
 
     def _begin(self) -> Cargo:
         tag, cargo = self._local.pop()

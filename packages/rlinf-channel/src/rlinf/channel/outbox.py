@@ -30,7 +30,7 @@ from rlinf.comm.handle import Handle, TimeoutLike
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 22
-BLOCK_ITEMS = 1024
+BLOCK_ITEMS = 512
 ON_THE_WAY = 1
 """Messages sent ahead of their acknowledgements before small items are gathered instead."""
 

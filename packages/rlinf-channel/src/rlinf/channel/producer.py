@@ -82,6 +82,7 @@ class Producer:
         Raises:
             Full: No room for all by the deadline; `accepted` says how many of them are in (or on
                 their way), the others are not.
+            ValueError: There are fewer weights or keys than items.
             And what `put` raises; then, too, those before the failing one are in.
         """
         deadline = self._link.deadline(timeout)
@@ -90,6 +91,9 @@ class Producer:
             end = at + len(chunk)
             some = (1.0,) * len(chunk) if weights is None else tuple(weights[at:end])
             named = None if keys is None else keys[at:end]
+            for what, given in (("weights", some), ("keys", named)):
+                if given is not None and len(given) != len(chunk):
+                    raise ValueError(f"put_many: there are fewer {what} than items")
             self._put_chunk(chunk, some, named, deadline, at)
             at = end
 
@@ -106,9 +110,9 @@ class Producer:
         `before`: So many of the same `put_many` are in already.
         """
         good = self._good(weights)
-        if keys is None and good == len(items) and self._packer.plain:
+        if good == len(items) and self._packer.plain:
             message = Loading()
-            if message.add_alike(items, weights):
+            if message.add_alike(items, weights, keys):
                 self._add_all(message, deadline, before)
                 return
         cargos: list[Cargo] = []

@@ -83,6 +83,12 @@ class Spans:
         for first, last in pairs(ranges):
             self.add(first, last)
 
+    def absorb(self, other: "Spans") -> None:
+        """Take all numbers of another over."""
+        for first, last in zip(other._firsts, other._lasts, strict=True):
+            self.add(first, last)
+        other.clear()
+
     def difference_update(self, ranges: Sequence[int]) -> None:
         """Remove numbers."""
         for first, last in pairs(ranges):

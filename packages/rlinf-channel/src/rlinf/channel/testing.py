@@ -7,6 +7,7 @@ story; the same seed plays the same schedule again. `DequeModel` is what a chann
 nothing fails, for comparison step by step. `Rig` puts real workers around a real server.
 """
 
+import gc
 from collections import deque
 
 from rlinf.channel.fake_memory import FakeMemory, FakeTensor
@@ -46,6 +47,8 @@ def check_channel(seed: int, size: int = 1) -> dict[str, int]:
             consumers of ``in``, and 27 items.
     """
     world = World(seed, size)
+    collects = gc.isenabled()
+    gc.disable()  # a schedule is over before its garbage matters
     try:
         populate(world)
         return world.run()
@@ -53,6 +56,9 @@ def check_channel(seed: int, size: int = 1) -> dict[str, int]:
         story = "\n  ".join(f"{at:.3f} {what} {about}" for at, what, about in world.story[-40:])
         call = f"check_channel({seed}, {size})"
         raise Violation(f"{call}: {error!r}\n  {story}") from error
+    finally:
+        if collects:
+            gc.enable()
 
 
 def check_lock(seed: int) -> dict[str, int]:

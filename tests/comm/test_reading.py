@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from rlinf.comm import CommConfig, Endpoint, MemoryRegistry, Timeout
+from rlinf.comm import CodecError, CommConfig, Endpoint, MemoryRegistry, Timeout
+from rlinf.comm.frame import BARE, NUMBER, TEXT
 from rlinf.comm.testing import eventually
 
 
@@ -151,3 +152,41 @@ def test_what_a_receiver_writes_is_gone_from_the_next_message_in_that_place():
             b.send(b"done", "a/0")
             assert a.recv("b/0") == b"done"
         assert a._in.transports["shm"].pool.statistics().used_bytes == 0, "leases ride on messages"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        2**63 - 1,
+        -(2**63),
+        2**63,
+        True,
+        "",
+        "plain",
+        "n\u00e4her",
+        "\ud800",
+        "x" * 5000,
+        b"",
+        b"x" * 5000,
+    ],
+)
+def test_the_simplest_values_arrive_as_what_they_were(pair, value):
+    a, b = pair
+    a.send(value, "b/0")
+    a.many.send([value, value], "b/0")
+    got = [b.recv("a/0") for _ in range(3)]
+    assert got == [value] * 3
+    assert {type(one) for one in got} == {type(value)}
+
+
+@pytest.mark.parametrize(("flags", "data"), [(TEXT, b"\xff"), (NUMBER, b"123"), (BARE, b"1")])
+def test_what_claims_to_be_simple_and_is_not_is_an_error(pair, flags, data):
+    a, b = pair
+    peer = a._peer("b/0")
+    assert a._outbox.try_small(peer, 0, flags, data)
+    with pytest.raises(CodecError, match="malformed"):
+        b.recv("a/0")
+    a.send("and goes on", "b/0")
+    assert b.recv("a/0") == "and goes on"

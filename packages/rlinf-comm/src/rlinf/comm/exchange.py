@@ -1,5 +1,6 @@
 """Exchange: what an endpoint does with payload, from the manager below to the user above."""
 
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,9 +9,22 @@ from rlinf.comm import codec
 from rlinf.comm import lifecycle as life
 from rlinf.comm.address import WorkerId
 from rlinf.comm.bundle import untie
-from rlinf.comm.errors import CommError, PeerLost
+from rlinf.comm.encoding.structure import INT_MAX, INT_MIN
+from rlinf.comm.errors import CodecError, CommError, PeerLost
 from rlinf.comm.events import Connected, Disconnected, Lost
-from rlinf.comm.frame import ERROR, MANY, MESSAGE, RAW, REPLY, REQUEST, Incoming, Outgoing
+from rlinf.comm.frame import (
+    BARE,
+    ERROR,
+    MANY,
+    MESSAGE,
+    NUMBER,
+    RAW,
+    REPLY,
+    REQUEST,
+    TEXT,
+    Incoming,
+    Outgoing,
+)
 from rlinf.comm.ledger import Ledger
 from rlinf.comm.mailbox import Mailbox, Source, Wish
 from rlinf.comm.outbox import Outbox
@@ -20,6 +34,7 @@ from rlinf.comm.transports.base import Link
 from rlinf.comm.window import LETTER_BYTES
 
 RAW_BYTES = 1 << 12
+_NUMBER = struct.Struct("<q")
 ENCODINGS = {"structured": codec.split}
 """By what `CommConfig.serialization` names."""
 
@@ -43,10 +58,15 @@ class Exchange:
 
     # -- encode and decode ---------------------------------------------------------------------
 
-    def encode(self, obj: object) -> tuple[int, bytes, Sequence[memoryview]]:
-        """The flags, header and buffers of an object; a few bytes are their own encoding."""
-        if type(obj) is bytes and len(obj) <= RAW_BYTES:
+    def encode(self, obj: Any) -> tuple[int, bytes, Sequence[memoryview]]:
+        """The flags, header and buffers of an object; the simplest ones need no codec."""
+        kind = type(obj)
+        if kind is bytes and len(obj) <= RAW_BYTES:
             return RAW, obj, ()
+        if kind is str and len(obj) <= RAW_BYTES and obj.isascii():
+            return TEXT, obj.encode(), ()
+        if kind is int and INT_MIN <= obj <= INT_MAX:
+            return NUMBER, _NUMBER.pack(obj), ()
         header, buffers = self._split(obj, allow_pickle=self._allow_pickle, kinds=self.kinds)
         return 0, header, buffers
 
@@ -62,9 +82,15 @@ class Exchange:
 
     def unpack(self, frame: Incoming) -> Any:
         """Decode what a frame carries; arrays are views on its buffers."""
-        if frame.flags & RAW:
+        bare = frame.flags & BARE
+        if not bare:
+            return codec.join(frame.header, frame.buffers, allow_pickle=self._allow_pickle)
+        if bare == RAW:
             return frame.header
-        return codec.join(frame.header, frame.buffers, allow_pickle=self._allow_pickle)
+        try:
+            return frame.header.decode() if bare == TEXT else _NUMBER.unpack(frame.header)[0]
+        except (UnicodeDecodeError, struct.error) as error:
+            raise CodecError(f"malformed message: {error}") from None
 
     # -- messages ------------------------------------------------------------------------------
 

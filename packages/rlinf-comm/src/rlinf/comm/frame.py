@@ -39,10 +39,13 @@ NAMES = {MESSAGE: "message", REQUEST: "request", REPLY: "reply", ERROR: "error"}
 CHUNKED = 1
 RAW = 4  # the header is the payload itself: bytes that need no encoding
 SHORT = 16  # the header refers to a structure that was sent before on this connection
-MANY = 8  # the header is a bundle of messages, each RAW or each a header
+MANY = 8  # the header is a bundle of messages, each as the other flags say
 PRIVATE = 2  # the receiver holds much of the sender's pool: it should copy at once
 
-LONE = RAW | SHORT
+TEXT = 32  # the header is a string in UTF-8
+NUMBER = 64  # the header is an int of 64 bits
+BARE = RAW | TEXT | NUMBER
+LONE = BARE | SHORT
 """What flags a frame may have that is one message and nothing else."""
 
 PREFIX = struct.Struct("<BBHIIIqQQ")

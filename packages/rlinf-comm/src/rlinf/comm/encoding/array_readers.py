@@ -37,14 +37,21 @@ def take_window(values: Values, size: int, write: bool) -> memoryview:
 def compile_array(parser: Parser, depth: int, path: str, take: Take = take_next) -> Reader:
     """A numpy array: a view, read-only where the memory is."""
     dtype, ndim = dtype_number(parser.next(), parser.names), parser.next()
-    itemsize, array = dtype.itemsize, np.ndarray
+    itemsize, array, prod = dtype.itemsize, np.ndarray, math.prod
 
     def read(values: Values) -> "np.ndarray[Any, Any]":
         shape = values.shape(ndim)
-        memory = take(values, math.prod(shape) * itemsize, False)
-        return array(shape, dtype, memory)
+        return array(shape, dtype, take(values, prod(shape) * itemsize, False))
 
-    return read
+    def read_vector(values: Values) -> "np.ndarray[Any, Any]":
+        at = values.at
+        memory, values.at = values.buffers[at], at + 1
+        length = next(values.numbers)
+        if memory.nbytes != length * itemsize:
+            raise Malformed(f"{length} items of {itemsize} bytes in {memory.nbytes} bytes")
+        return array(length, dtype, memory)
+
+    return read_vector if ndim == 1 and take is take_next else read
 
 
 def compile_scalar(parser: Parser, depth: int, path: str) -> Reader:

@@ -181,7 +181,7 @@ class ReadingLink(Link):
                     if ident:
                         self._returned(ident)
                     self._count(len(header), credit)
-                    return header if flags & RAW else Incoming(MESSAGE, tag, 0, 0, flags, header)
+                    return header if flags == RAW else Incoming(MESSAGE, tag, 0, 0, flags, header)
                 frame = self._next()
                 if frame is not None:
                     return self._mine(frame, tag, desk)

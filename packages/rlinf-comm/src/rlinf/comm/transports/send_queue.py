@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlinf.comm.encoding.shorthand import Shortener
 from rlinf.comm.frame import (
+    BARE,
     CHUNK,
     CHUNKED,
     MANY,
     PAYLOAD,
     PREFIX,
-    RAW,
     SHORT,
     ZEROS,
     Outgoing,
@@ -78,7 +78,7 @@ class Encoder:
 
     def short(self, flags: int, header: bytes) -> tuple[int, bytes]:
         """The flags and header of payload that leaves now, its structure sent once."""
-        if flags & (RAW | MANY):
+        if flags & (BARE | MANY):
             return flags, header
         short = self._shorten(header)
         return (flags, header) if short is header else (flags | SHORT, short)

@@ -336,6 +336,21 @@ def test_one_snapshot_as_json_and_as_a_picture(
     assert "samples" in file.read_text() and str(job.pid) in file.read_text()
 
 
+def test_the_connections_of_a_running_job_are_drawn_from_outside(
+    job: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--graph"]) == 0
+    text = capsys.readouterr().out
+    assert f"channel/0  [cpu, pid {job.pid}]" in text and "registry/0" in text
+    for name in ("graph.svg", "graph.dot"):
+        assert main(["--graph", str(tmp_path / name)]) == 0
+        assert "channel/0" in (tmp_path / name).read_text()
+    ElementTree.parse(tmp_path / "graph.svg")
+    with pytest.raises(SystemExit):
+        main(["--graph", "graph.png"])
+    assert "does not end in .svg, .dot or .text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("end", ["ends", "is killed"])
 def test_the_live_view_survives_the_end_of_the_job(job: subprocess.Popen[bytes], end: str) -> None:
     live = Live()

@@ -3,20 +3,22 @@
 Stages whose cost is made up but real: products of matrices, small ones that hardly gain from a
 second core (as in generation), large ones that do (as in training), responses with a long tail of
 lengths, memory that is copied when devices change hands. For every workload all plans of a list
-are run in turn, round after round, and compared with the plan that `auto` chose.
+are run in turn, round after round, and compared with the plan that `auto` chose. At last responses
+get longer in mid-run: when is that noticed, is it planned for once, and what does moving cost
+beside stopping and starting again?
 """
 
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from harness import time_of
 
-from rlinf.sched import Leaf, Plan, Spatial, Temporal, predict
+from rlinf.sched import FlowGraph, Leaf, Plan, Spatial, Temporal, predict
 from rlinf.workers import Cluster, Decision, FlowPlanner, PlanningConfig, Worker, stage, wait_all
 from rlinf.workers.planning import Program, placed
 
@@ -216,17 +218,12 @@ def compare(bench: Bench, rounds: int) -> dict[str, object]:
             break
     chosen, known = decisions[-1].plan, decisions[-1].workflow
     assert chosen is not None and known is not None
-    program = Program(known.graph, BATCH, frozenset({"roll"}))
     rivals = {"auto": chosen}
     rivals |= {describe(plan): plan for plan in plans(bench.workload, bench.cluster.devices)}
     taken: dict[str, list[float]] = {name: [] for name in rivals}
     for number in range(rounds + 1):
         for name, plan in rivals.items():
-            moves = [
-                bench.groups[group].move(place, BATCH)
-                for group, place in placed(plan, program).items()
-            ]
-            wait_all(moves)
+            _move(bench, plan, known.graph)
             # Four iterations have four sets of lengths; together they are the workload.
             seconds = statistics.fmean(bench.iterate() for _ in range(4))
             taken[name] += [seconds] if number else []
@@ -254,6 +251,68 @@ def compare(bench: Bench, rounds: int) -> dict[str, object]:
         "of_best": round(quicker, 3),
         "plans": [auto, *others],
     }
+
+
+BEFORE = WORKLOADS[0]
+AFTER = replace(BEFORE, steps=8 * BEFORE.steps)
+"""Responses become eight times as long: training is no longer what takes the time."""
+WINDOW = 4
+
+
+def change(rounds: int) -> dict[str, object]:
+    """A step change of the lengths in mid-run, what the planner makes of it, and what it costs."""
+    decisions: list[Decision] = []
+    config = PlanningConfig(rule="deviation", window=WINDOW)
+    with Cluster(launcher="ray") as cluster:
+        bench = Bench(cluster, BEFORE)
+        bench.launch()
+        planner = FlowPlanner(cluster, "auto", config, decisions.append)
+        taken, planned, changed = [], [], 0
+        for number in planner.steps(range(80)):
+            taken.append(bench.iterate())
+            plans_so_far = sum(decision.plan is not None for decision in decisions)
+            planned += [number] * (plans_so_far - len(planned))
+            if planned and not changed and number >= planned[0] + 2 * WINDOW:
+                changed, bench.workload = number, AFTER
+            if len(planned) > 1 and number >= planned[1] + 3 * WINDOW:
+                break
+        after = statistics.median(taken[planned[1] + 1 :]) if len(planned) > 1 else 0.0
+        chosen = [decision for decision in decisions if decision.plan is not None]
+        known = chosen[-1].workflow
+        assert known is not None and chosen[0].plan is not None and chosen[-1].plan is not None
+        rivals = plans(bench.workload, cluster.devices)
+        best = min(_seconds(bench, plan, known.graph, rounds) for plan in rivals)
+        pair = chosen[0].plan, chosen[-1].plan
+        live = statistics.median(_move(bench, plan, known.graph) for plan in (*pair, *pair)[1:])
+        stopping = time.perf_counter()
+    with Cluster(launcher="ray") as again:
+        Bench(again, AFTER).launch()
+        stopped = time.perf_counter() - stopping
+    found: dict[str, object] = {
+        "before": describe(pair[0]),
+        "after": describe(pair[1]),
+        "noticed_after": planned[1] - changed if len(planned) > 1 else None,
+        "plans_made": len(planned) - 1,
+        "of_best": round(after / best, 3),
+        "live_switch_s": round(live, 4),
+        "full_stop_s": round(stopped, 2),
+    }
+    print(f"\n  a step change: {found}")
+    return found
+
+
+def _move(bench: Bench, plan: Plan, graph: FlowGraph) -> float:
+    """Seconds it takes to have everybody where a plan says."""
+    began = time.perf_counter()
+    program = Program(graph, BATCH, frozenset({"roll"}))
+    wait_all([bench.groups[n].move(p, BATCH) for n, p in placed(plan, program).items()])
+    return time.perf_counter() - began
+
+
+def _seconds(bench: Bench, plan: Plan, graph: FlowGraph, rounds: int) -> float:
+    """The median iteration with a plan, after one that warms up."""
+    _move(bench, plan, graph)
+    return statistics.median([bench.iterate() for _ in range(4 * rounds + 1)][1:])
 
 
 def describe(plan: Plan) -> str:
@@ -288,4 +347,6 @@ def measure(quick: bool) -> dict[str, object]:
             f"{100 * float(str(found['error'])):>+9.1f}%{found['of_best']!s:>12}"
             f"   best: {found['best']}"
         )
+    if not quick:
+        questions["a step change"] = change(1)
     return questions

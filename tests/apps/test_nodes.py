@@ -147,15 +147,18 @@ def test_the_main_job_runs_on_two_nodes_as_on_one(nodes: Nodes, tmp_path: Path) 
     graph = FlowGraph.chain(Component("rollout", (1,)), Component("trainer", (1,)))
     spatial_plan(graph, ["node-a/core:0", "node-b/core:0"], batch=8, micro_batches=8).save(plan)
     with ray_node(nodes, "a", "--head", "--port=6379"), ray_node(nodes, "b", f"--address={HEAD}"):
-        joined = [f"cluster.ray_address={HEAD}", f"plan={plan}", f"folder={tmp_path / 'two'}"]
-        done = subprocess.run(
-            nodes.command("a", [*program, *joined]),
-            capture_output=True,
-            text=True,
-            timeout=400,
-            env=os.environ | EVERYWHERE,
-        )
-        crossed = nodes.received("b")
-    assert done.returncode == 0, done.stderr
-    assert crossed > MODEL_BYTES and max(rewards(tmp_path / "one")) > 0
-    assert rewards(tmp_path / "two") == pytest.approx(rewards(tmp_path / "one"), abs=1e-6)
+        for name, chosen in (("two", plan), ("named", "spatial")):
+            before = nodes.received("b")
+            joined = [f"cluster.ray_address={HEAD}", f"plan={chosen}", f"folder={tmp_path / name}"]
+            done = subprocess.run(
+                nodes.command("a", [*program, *joined]),
+                capture_output=True,
+                text=True,
+                timeout=400,
+                env=os.environ | EVERYWHERE,
+            )
+            assert done.returncode == 0, done.stderr
+            assert nodes.received("b") - before > MODEL_BYTES, chosen
+    assert max(rewards(tmp_path / "one")) > 0
+    for name in ("two", "named"):
+        assert rewards(tmp_path / name) == pytest.approx(rewards(tmp_path / "one"), abs=1e-6)

@@ -8,6 +8,7 @@ import pytest
 from rlinf.sched import FlowGraph, Placement, Plan, search, temporal_plan
 from rlinf.workers import ChunkRecord, ConfigError, PlanningConfig
 from rlinf.workers.course import Choice, Decision, course
+from rlinf.workers.devices import for_each_group, rank_places
 from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
 
 CORES = ("core:0", "core:1", "core:2", "core:3")
@@ -330,6 +331,26 @@ def test_placed_leaves_whole_components_whole() -> None:
     program = Program(FlowGraph.chain("rollout", "trainer"), 32, frozenset({"rollout"}))
     places = placed(plan, program)
     assert places["rollout"].chunk is None and places["trainer"].chunk == 1
+
+
+@pytest.mark.parametrize("how", ["temporal", "spatial", "auto"])
+@pytest.mark.parametrize("cores", [(2, 2), (1, 3), (1, 1)])
+def test_no_worker_is_to_span_two_nodes(how: str, cores: tuple[int, ...]) -> None:
+    devices = tuple(f"n{node}/core:{k}" for node, n in enumerate(cores) for k in range(n))
+    world = World({"rollout": 0.1, "trainer": 0.1}, {"rollout": 0.1, "trainer": 0.1})
+    decisions = follow(world, how, 20, devices=devices)
+    assert plans(decisions)
+    for decision in decisions:
+        for name, place in (decision.placements or {}).items():
+            rank_places(name, 1, place, devices)
+
+
+def test_groups_with_workers_on_every_node_have_all_devices() -> None:
+    devices = ("a/core:0", "a/core:1", "b/core:0", "b/core:1")
+    assert for_each_group(devices, (2, 4)) == devices
+    assert for_each_group(devices, (2, 1)) == devices[:2]
+    assert for_each_group((*devices, "b/core:2"), (2,)) == ("b/core:0", "b/core:1", "b/core:2")
+    assert for_each_group(CORES, (1, 3)) == CORES
 
 
 def test_in_turn_needs_no_lock_for_one_group() -> None:

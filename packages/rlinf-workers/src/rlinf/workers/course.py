@@ -31,6 +31,7 @@ from rlinf.sched import (
     temporal_plan,
 )
 from rlinf.workers.bounds import Bounds, Count, NonNegative, Positive
+from rlinf.workers.devices import for_each_group
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
 
@@ -155,15 +156,18 @@ def _found(
     ranks: Mapping[str, int],
     cores: int,
 ) -> Course:
-    first = yield Decision("to see what feeds what", in_turn(tuple(ranks), devices))
-    program = Program.of(first.records, ranks, len(devices))
+    shared = for_each_group(devices, ranks.values())
+    first = yield Decision("to see what feeds what", in_turn(tuple(ranks), shared))
+    program = Program.of(first.records, ranks, len(shared))
     if choice.how == "auto":
-        yield from _auto(program, config, devices, cores)
+        yield from _auto(program, config, shared, cores)
         return
     if choice.how == "temporal":
-        plan = temporal_plan(program.graph, devices, program.batch)
+        plan = temporal_plan(program.graph, shared, program.batch)
     else:
-        plan = spatial_plan(program.graph, devices, program.batch, micro_batches=program.batch)
+        needed = sum(ranks.values())
+        apart = shared if len(shared) >= needed else devices[:needed]
+        plan = spatial_plan(program.graph, apart, program.batch, micro_batches=program.batch)
     yield Decision("as asked for", placed(plan, program), program.batch, plan)
     yield from _stay()
 

@@ -18,6 +18,7 @@ __all__ = [
     "Node",
     "check_local",
     "device_names",
+    "for_each_group",
     "is_core",
     "local_cores",
     "node_of",
@@ -58,6 +59,22 @@ def device_names(nodes: Iterable[Node]) -> tuple[str, ...]:
 def node_of(device: str) -> str:
     """The name of the device's node; empty in a cluster of one node."""
     return device.rpartition("/")[0]
+
+
+def for_each_group(devices: Sequence[str], workers: Iterable[int]) -> tuple[str, ...]:
+    """Of these devices those that groups of so many workers can each have all of.
+
+    All of them where every group has its share of workers on each node; else those of the node with
+    the most, as a worker cannot span nodes.
+    """
+    nodes: dict[str, list[str]] = {}
+    for device in devices:
+        nodes.setdefault(node_of(device), []).append(device)
+    alike = len({len(own) for own in nodes.values()}) == 1
+    if alike and all(count % len(nodes) == 0 for count in workers):
+        return tuple(devices)
+    size = max(map(len, nodes.values()))
+    return tuple(next(own for own in nodes.values() if len(own) == size))
 
 
 def rank_devices(

@@ -2,6 +2,9 @@
 
 import math
 
+from rlinf.channel.config import ChannelConfig
+from rlinf.channel.hub import Hub
+from rlinf.channel.journal import ServerState
 from rlinf.channel.messages import (
     Accepted,
     Cancel,
@@ -14,10 +17,12 @@ from rlinf.channel.messages import (
     Refused,
     Released,
     Renew,
+    Settle,
     Settled,
     Take,
     Tick,
 )
+from rlinf.channel.run import Run
 from tests.channel.driver import A, B, Driver, P, item, names, refusals
 
 
@@ -301,3 +306,19 @@ def test_consumers_that_are_long_gone_do_not_pile_up() -> None:
         (given,) = [c for c in driver.take(brief) if isinstance(c, Delivered)]
         driver.settle([given.first_tag], brief)
     assert len(driver.queue.statistics(driver.now).consumers) <= 21
+
+
+def test_a_settlement_asked_again_of_the_next_server_tells_the_same():
+    hub = Hub("s", durable=True)
+    hub.create("q", ChannelConfig())
+    hub.step("q", Put(1, P, 0, [Run("ab", 1.0, 1, None, 2)]), 0.0)
+    hub.step("q", Take(2, A, max_items=2, full=True), 0.0)
+    hub.step("q", Settle(None, A, (1, 1), Outcome.RETURNED), 0.0)
+    again = Settle(3, A, (0, 1))
+    ((_, told),) = hub.step("q", again, 0.0)
+    assert told == Settled(3, lost=1)
+    state = ServerState()
+    state.replay(hub.records())
+    following = Hub("s", incarnation=1 << 20, durable=True)
+    following.load(state.channels)
+    assert following.step("q", again, 0.0) == [("q", told)]

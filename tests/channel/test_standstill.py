@@ -5,10 +5,21 @@ import threading
 import pytest
 
 from rlinf.channel import Channel, ChannelClosed, ChannelConfig, Full, Standstill
-from rlinf.channel.messages import Outcome, Refusal, Tick
+from rlinf.channel.hub import Hub
+from rlinf.channel.messages import (
+    Commit,
+    Outcome,
+    Put,
+    Refusal,
+    Refused,
+    Settle,
+    Settled,
+    Take,
+    Tick,
+)
 from rlinf.channel.standstill import STANDSTILL_S
 from rlinf.comm import Endpoint
-from tests.channel.driver import A, B, Driver, names, refusals
+from tests.channel.driver import A, B, Driver, P, item, names, refusals
 
 
 def later(q: Driver, seconds: float = STANDSTILL_S) -> list[object]:
@@ -75,6 +86,21 @@ def test_what_is_given_back_makes_room():
     q = full()
     q.settle([0, 1, 2], outcome=Outcome.RETURNED)
     assert names(q.take(A)) == ["a"] and refusals(later(q)) == []
+
+
+def test_a_commit_that_waits_in_vain_is_refused_and_its_lease_goes_on():
+    hub = Hub("s")
+    for name in ("in", "out"):
+        hub.create(name, ChannelConfig(buffer_size=2))
+    hub.step("in", Put(1, P, 0, [item("a"), item("b")]), 0.0)
+    hub.step("in", Take(2, A, max_items=2, full=True, ask=1), 0.0)
+    hub.step("out", Put(3, P, 0, [item("c"), item("d")]), 0.0)
+    hub.step("out", Take(4, B, max_items=2, full=True, ask=1), 0.0)
+    hub.step("out", Take(5, B, ask=2, holds=2), 0.0)
+    commit = Commit("in", "out", A, (0, 0), Put(6, A, 0, [item("A")], atomic=True))
+    assert hub.commit(commit, 0.0) == []
+    assert hub.tick(STANDSTILL_S) == [("out", Refused(6, Refusal.STANDSTILL))]
+    assert hub.step("in", Settle(7, A, (0, 1)), STANDSTILL_S) == [("in", Settled(7))]
 
 
 def test_the_put_is_told_who_holds_what_and_what_helps(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf.channel import Channel
+from rlinf.channel import Channel, ChannelConfig
 from rlinf.sched import Leaf, Placement, Plan
 from rlinf.workers import ChunkRecord, Cluster, ClusterConfig, StageError, Worker, stage, wait_all
 from rlinf.workers.devices import local_cores
@@ -219,3 +219,14 @@ def test_a_failed_stage_gives_up_its_iteration(inline: Cluster, doubler: Any) ->
     given, made = channels(inline, 30, [1, 2])
     doubler.double(given, made).wait(30)
     assert list(made) == [2, 4], "the same step again has channels of its own"
+
+
+def test_a_channel_too_small_for_a_whole_iteration_is_said(inline: Cluster, doubler: Any) -> None:
+    """The stage before waits for room, the one behind for the rest of the iteration."""
+    whole = Doubler.group(inline, name="whole").launch(
+        Placement("whole", (), None, shared=False, position=1)
+    )
+    given, _ = channels(inline, 31, list(range(8)))
+    (small,) = inline.channels(31, "small", config=ChannelConfig(max_items=4))
+    with pytest.raises(StageError, match=r"raised Standstill: channel 'small\.31' will never have"):
+        wait_all([doubler.double(given, small), whole.scalar(small)], timeout=30)

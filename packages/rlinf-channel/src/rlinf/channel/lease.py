@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 from rlinf.channel.batching import Loading, cargos
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import open_cargo
-from rlinf.channel.errors import ChannelError, InvalidConfig, LeaseLost
+from rlinf.channel.errors import (
+    ChannelClosed,
+    ChannelError,
+    Full,
+    InvalidConfig,
+    LeaseLost,
+    SpoolFull,
+)
 from rlinf.channel.inbox import Inbox
-from rlinf.channel.link import GRACE_S, Link, ServerAway
+from rlinf.channel.link import GRACE_S, Link, ServerAway, rebuild
 from rlinf.channel.messages import Outcome
 from rlinf.channel.run import Run
 from rlinf.channel.spans import Ranges, ranges
@@ -46,6 +53,7 @@ class Commit:
     ) -> None:
         self._lease, self._indexes = lease, indexes
         self._link, self._outbox, self._first = lease._link, to._outbox, first
+        self._target = to._link.channel
         self._fields = fields
         self._deadline = None if limit is None else time.monotonic() + limit + GRACE_S
         self._reply = self._link.call("commit", *fields)
@@ -74,6 +82,8 @@ class Commit:
         except LeaseLost:
             self._lease._forget(self._indexes)
             raise
+        except (ChannelClosed, Full, SpoolFull) as error:  # of the channel that it puts to
+            raise rebuild(type(error).__name__, (self._target, *error.values[1:])) from None
         finally:
             self._outbox.reserved(self._first, accepted=accepted)
         self._lease._forget(self._indexes)

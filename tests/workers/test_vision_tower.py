@@ -286,6 +286,27 @@ def test_a_bucket_goes_on_where_a_part_ends():
     assert [[p.numel() for p in part] for part in small.flat] == [[6, 2], [4, 2]]
 
 
+@pytest.mark.parametrize("update", ["joint", "every", "late"])
+def test_it_goes_on_from_what_somebody_else_has_trained(update):
+    trainer = PolicyTrainer(policy(), replace(CONFIG, vision=VisionConfig(update, staleness=0)))
+    adam = torch.optim.SGD(trainer.policy.parameters(), lr=0.1)
+    for parameter in trainer.policy.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    adam.step()
+    adam.zero_grad()
+    before, tower = flat(trainer.policy), flat(trainer.policy.vision)
+    trainer.adopt()
+    assert torch.equal(flat(trainer.policy), before)
+    trainer.accumulate([trajectory()])
+    trainer.finish_step()
+    if trainer.tower is not None:
+        trainer.tower.catch_up(0)
+    assert not torch.equal(flat(trainer.policy.trunk), flat(policy().trunk))
+    moved = (flat(trainer.policy) - before).abs()
+    assert 0 < moved.max() < 0.05, "from there, not from where it began"
+    assert 0 < (flat(trainer.policy.vision) - tower).abs().max() < 0.05
+
+
 def test_what_cannot_be_is_refused():
     flat_policy = build_policy(PolicySpec(), worlds.Drift.spaces)
     with pytest.raises(ConfigError, match="has no vision tower"):

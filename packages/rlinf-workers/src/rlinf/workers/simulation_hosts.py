@@ -276,7 +276,9 @@ class PolicyTrainerWorker(PublisherWorker):
 
         policy: Any = self._engine.policy
         shown = collect_demonstrations(spec, config)
-        return imitate(policy, shown, policy.actor().chunk, config, seed)
+        reached = imitate(policy, shown, policy.actor().chunk, config, seed)
+        self._engine.adopt()
+        return reached
 
     @stage(finish="finish_step")
     def train(self, trajectories: Sequence[Trajectory]) -> int:

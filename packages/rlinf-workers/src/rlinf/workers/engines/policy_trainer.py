@@ -82,6 +82,12 @@ class PolicyTrainer:
         """Iterations that have changed the weights."""
         return self._version
 
+    def adopt(self) -> None:
+        """Go on from a policy that somebody else has trained meanwhile."""
+        self._buckets.attach()
+        if self.tower is not None:
+            self.tower.adopt()
+
     def accumulate(self, trajectories: Sequence[Trajectory]) -> int:
         """Take these in; actions they hold. Nothing is learnt before `finish_step`."""
         self._held += trajectories

@@ -133,6 +133,12 @@ class VisionTower:
         """It wants lessons."""
         return self._config.update == "late"
 
+    def adopt(self) -> None:
+        """Go on from weights that somebody else has changed."""
+        self.version += 1
+        if self.is_late:
+            load_state(state_of(self._learner), state_of(self._module))
+
     def joined(self) -> None:
         """It has learnt with everything else: what was known of it counts no more."""
         self.version += 1

@@ -28,6 +28,8 @@ __all__ = ["EnvironmentLost", "Lane", "Patience", "demonstrate", "film", "find_s
 log = logging.getLogger(__name__)
 
 LAST_WORDS_BYTES = 1 << 14
+NOTE = "see docs/"
+"""What errors of ours say after their message."""
 
 
 class EnvironmentLost(WorkerError):
@@ -269,4 +271,5 @@ def _ending(code: int) -> str:
 def _last_line(errors: IO[bytes]) -> str:
     errors.seek(-min(errors.seek(0, os.SEEK_END), LAST_WORDS_BYTES), os.SEEK_END)
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+    said = [line for line in lines if not line.startswith(NOTE)]
+    return said[-1] if said else ""

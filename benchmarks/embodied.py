@@ -276,5 +276,7 @@ def _steps(step, count: int) -> None:
 
 
 if __name__ == "__main__":
+    import embodied  # so that environments are pickled by name, for processes that import them
+
     _, name, steps, kind = sys.argv[1:]
-    print(json.dumps(_sb3(name, int(steps), kind)))
+    print(json.dumps(embodied._sb3(name, int(steps), kind)))

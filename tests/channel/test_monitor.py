@@ -347,8 +347,8 @@ def test_the_connections_of_a_running_job_are_drawn_from_outside(
         assert "channel/0" in (tmp_path / name).read_text()
     ElementTree.parse(tmp_path / "graph.svg")
     with pytest.raises(SystemExit):
-        main(["--graph", "graph.png"])
-    assert "does not end in .svg, .dot or .text" in capsys.readouterr().err
+        main(["--graph", "graph.pdf"])
+    assert "does not end in .text, .dot, .svg" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", ["ends", "is killed"])

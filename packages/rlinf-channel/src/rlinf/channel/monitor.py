@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="?",
         const="",
         metavar="FILE",
-        help="who is connected to whom, over what and why; as text, or into FILE.svg or FILE.dot",
+        help="who is connected to whom, over what and why; as text, or into FILE.svg, .png or .dot",
     )
     parser.add_argument("--web", action="store_true", help="as a page, whose address is printed")
     parser.add_argument("--port", type=int, default=0, help="of the page; a free one by default")
@@ -192,6 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommError as error:
         print(f"rlinf-monitor: the job's registry does not answer: {error}", file=sys.stderr)
         return 1
+    except ImportError as error:  # a PNG without matplotlib
+        print(f"rlinf-monitor: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
@@ -214,7 +217,7 @@ def _quiet() -> Iterator[None]:
 def _drawing(text: str) -> str:
     form = Path(text).suffix.removeprefix(".")
     if text and form not in FORMS:
-        raise argparse.ArgumentTypeError(f"{text} does not end in .svg, .dot or .text")
+        raise argparse.ArgumentTypeError(f"{text} does not end in .{', .'.join(FORMS)}")
     return text
 
 

@@ -9,6 +9,7 @@ from rlinf.channel.observer import Observer, first
 from rlinf.channel.snapshot import Snapshot
 from rlinf.comm.testing import eventually
 from rlinf.workers import Cluster, ClusterConfig
+from rlinf.workers.chronicle import MOST_SPANS, MOST_TOLD, Chronicle
 from rlinf.workers.records import ChunkRecord
 from rlinf.workers.testing import Fault, launch, placements, prompts, run_step, shared_ray
 
@@ -31,6 +32,17 @@ def test_the_parts_of_a_record_lie_around_its_work() -> None:
         ("wait for items", 8.5, 1.0),
         ("offload", 12.0, 0.25),
     ]
+
+
+def test_the_last_ones_are_kept_and_told_once() -> None:
+    chronicle = Chronicle()
+    for step in range(MOST_SPANS + 100):
+        chronicle(record(iteration=step, seconds=1.0))
+    chronicle.note("plan", "", "as it was")
+    spans, [incident] = chronicle.since(0, 0)
+    assert [span.number for span in spans] == list(range(MOST_SPANS + 101))[-MOST_TOLD:]
+    assert incident.text == "as it was"
+    assert chronicle.since(spans[-1].number, incident.number) == ((), ())
 
 
 @pytest.mark.parametrize("launcher", ["inline", pytest.param("ray", marks=pytest.mark.slow)])

@@ -13,6 +13,8 @@ __all__ = ["Chronicle"]
 
 T = TypeVar("T", Span, Incident)
 MOST_SPANS, MOST_INCIDENTS = 2000, 500
+MOST_TOLD = 500
+"""At once: the thread that answers has more to do."""
 
 
 class Chronicle:
@@ -41,10 +43,10 @@ class Chronicle:
             self._incidents.append(Incident(self._incident, time.time(), kind, who, text))
 
     def since(self, span: int, incident: int) -> tuple[tuple[Span, ...], tuple[Incident, ...]]:
-        """What is kept with higher numbers."""
+        """What is kept with higher numbers, the last `MOST_TOLD` of each."""
         with self._lock:
             return _above(self._spans, span), _above(self._incidents, incident)
 
 
 def _above(kept: Iterable[T], number: int) -> tuple[T, ...]:
-    return tuple(one for one in kept if one.number > number)
+    return tuple(one for one in kept if one.number > number)[-MOST_TOLD:]

@@ -18,7 +18,8 @@ class Place:
         placement: What the plan says about the group; None where no plan does.
         devices: Devices of this rank, a part of the placement's.
         chunk: Items its stages take at a time; None: everything until the input is closed.
-        eager: They take what is there, up to a chunk, rather than wait until there is a whole one.
+        eager: They take what is there, up to a chunk, rather than wait until there is a whole one;
+            a chunk may become larger than that where it takes less than 50 ms.
     """
 
     placement: Placement | None = None

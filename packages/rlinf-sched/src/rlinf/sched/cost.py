@@ -81,13 +81,14 @@ class CostModel:
         for i in range(count):
             for before in bits(self.pred[i]):
                 self.anc[i] |= 1 << before | self.anc[before]
+        self._drop_implied_edges()
         self.depth = [0] * count
         for i in range(count):
             self.depth[i] = max((self.depth[a] + 1 for a in bits(self.pred[i])), default=0)
         self.height = [0] * count
         for i in reversed(range(count)):
             self.height[i] = max((self.height[b] + 1 for b in bits(self.succ[i])), default=0)
-        self.chain = condensed.is_chain()
+        self.chain = all(self.pred[i] == (1 << i) >> 1 for i in range(count))
         self._tables: dict[tuple[int, str], dict[float, TimeTable]] = {}
         self._sizes: dict[tuple[int, int], Floats] = {}
         self._options: dict[tuple[int, int, int], Options] = {}
@@ -98,6 +99,14 @@ class CostModel:
         self.tight = bool(profile.memory_bytes) and any(
             profile[n].active_bytes or profile[n].resident_bytes for n in inner
         )
+
+    def _drop_implied_edges(self) -> None:
+        """Whoever waits for b, which waits for a, need not be told to wait for a."""
+        for i in range(len(self.names)):
+            for before in bits(self.pred[i]):
+                self.pred[i] &= ~self.anc[before]
+        for a in range(len(self.names)):
+            self.succ[a] = sum(1 << i for i in bits(self.succ[a]) if self.pred[i] >> a & 1)
 
     def leaf_seconds(self, leaf: Leaf, items: float, beside: int = 0) -> float:
         """Seconds of one leaf of a plan for ``items`` items.

@@ -52,8 +52,8 @@ class Plan:
         batch: items an iteration.
         seconds: predicted length of an iteration; None where no profile was at hand.
         staleness: iterations which the weights used for generation may lag behind.
-        bound: the prediction is at most this fraction above the best plan whose pipelines have
-            one number of micro-batches each; 0: exact.
+        bound: the prediction is at most this fraction above the best plan none of whose pipelines
+            lies inside one with another number of micro-batches.
     """
 
     root: Tree

@@ -1,6 +1,6 @@
 """The door: from a workflow and a profile to a plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from rlinf.sched.algebra import Labels
 from rlinf.sched.bounds import lower_bound
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel
-from rlinf.sched.cuts import Cut
 from rlinf.sched.evaluate import evaluate
 from rlinf.sched.front import Front, Origin, join, prune
 from rlinf.sched.graph import FlowGraph
+from rlinf.sched.limits import STEP, raised
 from rlinf.sched.machine import Machine
 from rlinf.sched.packing import Packing, pack
 from rlinf.sched.pairing import side_by_side
@@ -20,19 +20,14 @@ from rlinf.sched.plan import DeviceNames, Plan, kind_of
 from rlinf.sched.polish import polish
 from rlinf.sched.profile import Profile
 from rlinf.sched.searcher import Searcher
-from rlinf.sched.segments import grains, prices
 from rlinf.sched.task import Task
 from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree
-from rlinf.sched.waiting import raised_bound
 
 COARSE = 7
 """Options a component has in the first, coarse pass, which finds the ceiling for the second."""
 
 MANY = 24
 """Options of a component from which on a coarse pass pays."""
-
-LARGE = 8
-"""Components from which on a second search pays."""
 
 CANDIDATES = 300
 """Plans of a workflow that is no chain which are laid out in time before the best is taken."""
@@ -52,8 +47,10 @@ def search(
 ) -> Plan:
     """The quickest plan for an iteration of ``batch`` items.
 
-    Exact for chains whenever ``Plan.bound`` is 0. For other workflows the search prices some
-    meetings of departures too high, so the best candidates are laid out in time and improved.
+    Exact for chains of up to ``exact_components`` + 1 components. For small other workflows the
+    search prices some meetings of departures too high, so the best candidates are laid out in time
+    and improved. For larger ones ``Plan.bound`` compares with all plans none of whose pipelines
+    lies inside one with another number of micro-batches.
 
     Args:
         staleness: iterations which the weights used upstream may lag behind; with 1 or more,
@@ -72,20 +69,20 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
     """As :func:`search`, for a workflow already priced."""
     narrow = len(model.names) > config.exact_components + model.chain
     packing = pack(model, config.micro_batches) if narrow else None
-    found = candidates(model, config, packing, staleness)
+    least = lower_bound(model, packing, config.micro_batches) if narrow else 0.0
+    planned: list[tuple[Tree, float]] = []
+    if packing is not None and not staleness and np.isfinite(least):
+        least, tree = raised(model, packing, least, config.micro_batches)
+        planned = [] if tree is None or config.kind else [(tree, np.inf)]
+    close = any(evaluate(tree, model).seconds <= least * STEP for tree, _ in planned)
+    found = planned if close else [*candidates(model, config, packing, staleness), *planned]
     if not found:
         raise model.explain_infeasible()
     tree, bound = found[0]
     seconds = evaluate(tree, model, staleness).seconds
     if not staleness and (not model.chain or bound) and not config.kind:
         seconds, tree = polish([t for t, _ in found], model, config.micro_batches)
-    if bound:
-        least = lower_bound(model, packing, config.micro_batches)
-        if packing is not None and not staleness:
-            costs = prices(model, grains(model, tree, config.micro_batches))
-            least, cuts = raised_bound(model, packing, costs, least, max(least, seconds))
-            if cuts and len(model.names) >= LARGE and not model.chain and not config.kind:
-                seconds, tree = _improved(model, config, (seconds, tree), cuts)
+    if bound and least:
         bound = min(bound, max(0.0, seconds / least - 1))
     used = staleness if isinstance(tree, Parallel) else 0
     total = seconds + model.profile.sync_s
@@ -119,21 +116,6 @@ def candidates(
         return [(tree, np.inf) for tree in trees if kind_of(tree) == "hybrid"][:CANDIDATES]
     shortlist = order[: 1 if model.chain else CANDIDATES]
     return [(rebuild(front, int(row), None), bound) for row in shortlist]
-
-
-def _improved(
-    model: CostModel,
-    config: SearchConfig,
-    best: tuple[float, Tree],
-    cuts: Mapping[int, Sequence[Cut]],
-) -> tuple[float, Tree]:
-    """The best plan, or a quicker one made of these cuts only."""
-    searcher = Searcher(model, config, narrow=True, guide=lambda members: cuts.get(members, ()))
-    front = searcher.best()
-    order = np.argsort(front.labels.x(), kind="stable")[:CANDIDATES]
-    trees = [rebuild(front, int(row), None) for row in order]
-    other = polish(trees, model, config.micro_batches) if trees else best
-    return other if other[0] < best[0] else best
 
 
 def _many(model: CostModel) -> bool:

@@ -11,9 +11,7 @@ takes part where a Python is named that has it:
 
 import argparse
 import functools
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Samples, race, show
+from harness import Rival, Samples, race, show
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -99,45 +97,16 @@ def transformers(model: Any, limits: np.ndarray, cache: str | None) -> None:
         )
 
 
-class Vllm:
-    """vLLM's process, on the same model."""
-
-    def __init__(self, python: Path, model: Any) -> None:
-        folder = tempfile.mkdtemp()
-        model.save_pretrained(folder)
-        settings = {
-            "folder": folder,
-            "rows": ROWS,
-            "prompts": [p.tolist() for p in prompts(REQUESTS)],
-        }
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [python, HERE / "vllm_tokens.py"],
-            stdin=pipe,
-            stdout=pipe,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._say(json.dumps(settings))
-
-    def generate(self, limits: np.ndarray) -> None:
-        """As many tokens a request as `limits` says."""
-        self._say(json.dumps(limits.tolist()))
-        assert self._process.stdout is not None
-        if not self._process.stdout.readline():
-            raise SystemExit("vLLM ended: run benchmarks/vllm_tokens.py by itself to see why")
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate(timeout=60)
-
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+def vllm_process(python: Path, model: Any) -> Rival:
+    """vLLM on the same model; it is asked for numbers of tokens."""
+    folder = tempfile.mkdtemp()
+    model.save_pretrained(folder)
+    asked = [prompt.tolist() for prompt in prompts(REQUESTS)]
+    settings = {"folder": folder, "rows": ROWS, "prompts": asked}
+    return Rival(python, HERE / "vllm_tokens.py", settings)
 
 
-def contest(model: Any, limits: np.ndarray, rounds: int, vllm: Vllm | None) -> Samples:
+def contest(model: Any, limits: np.ndarray, rounds: int, vllm: Rival | None) -> Samples:
     """All of them on the same requests."""
     engine = TorchGenerate(model, GenerateConfig(max_rows=ROWS))
     contestants: dict[str, Work] = {
@@ -146,7 +115,7 @@ def contest(model: Any, limits: np.ndarray, rounds: int, vllm: Vllm | None) -> S
         "transformers, static cache": functools.partial(transformers, model, limits, "static"),
     }
     if vllm is not None:
-        contestants["vLLM"] = functools.partial(vllm.generate, limits)
+        contestants["vLLM"] = functools.partial(vllm.ask, limits.tolist())
     return race(contestants, rounds, warmup=1, patience_s=60)
 
 
@@ -161,7 +130,7 @@ def measure(quick: bool) -> dict[str, object]:
     tables: dict[str, object] = {}
     for size, shape in SIZES.items():
         model = build(*shape)
-        vllm = Vllm(python, model) if python else None
+        vllm = vllm_process(python, model) if python else None
         for kind, limits in (("equal", np.full(ROWS, TOKENS)), ("mixed", mixed_limits())):
             limits = limits // 4 if quick else limits
             samples = contest(model, limits, 3, vllm)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -16,6 +17,48 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("numpy", "protobuf", "torch", "ray")
 
 Samples = dict[str, list[float]]
+
+
+class Rival:
+    """A contestant that another Python runs, one that has what ours has not.
+
+    Its script reads settings as JSON from the first line of standard input; then it does what each
+    further line asks for, and answers with a line.
+    """
+
+    def __init__(self, python: Path, script: Path, settings: object) -> None:
+        if not python.exists():
+            raise SystemExit(f"there is no {python}: see the first lines of the benchmark")
+        self._script = script
+        self._process = subprocess.Popen(
+            [python, script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._say(settings)
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    def ask(self, question: object = None) -> None:
+        """Have it do what `question` says, as JSON."""
+        self._say(question)
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise SystemExit(f"it ended: run {self._script} by itself to see why")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate(timeout=60)
+
+    def _say(self, what: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
 
 
 def machine() -> dict[str, object]:

@@ -13,10 +13,8 @@ the processes of each have to themselves plus their part of what they share, at 
 
 import argparse
 import contextlib
-import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,7 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from harness import Samples, race, show
+from harness import Rival, Samples, race, show
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -235,54 +233,18 @@ def family(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-class Trl:
-    """TRL's process; `step` does one of its steps."""
-
-    def __init__(self, python: Path, setting: Setting, task: Task) -> None:
-        if not python.exists():
-            raise SystemExit(f"there is no TRL at {python}: see the first lines of {__file__}")
-        rows = setting.prompts * setting.samples
-        settings: dict[str, Any] = {
-            "threads": len(os.sched_getaffinity(0)),
-            "folder": str(task.folder),
-            "prompts": setting.prompts,
-            "samples": setting.samples,
-            "tokens": setting.tokens,
-            "fixed": setting.fixed,
-            "micro_batch": min(rows, 128),
-            "asked": task.texts,
-        }
-        self._process = subprocess.Popen(
-            [python, HERE / "trl_steps.py"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._say(json.dumps(settings))
-
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        return self._process.pid
-
-    def step(self) -> float:
-        """Its own count of the seconds."""
-        self._say("go")
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("TRL ended: run benchmarks/trl_steps.py by itself to see why")
-        return float(line)
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate(timeout=60)
-
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+def trl_settings(setting: Setting, task: Task) -> dict[str, object]:
+    """What TRL's process is told."""
+    return {
+        "threads": len(os.sched_getaffinity(0)),
+        "folder": str(task.folder),
+        "prompts": setting.prompts,
+        "samples": setting.samples,
+        "tokens": setting.tokens,
+        "fixed": setting.fixed,
+        "micro_batch": min(setting.prompts * setting.samples, 128),
+        "asked": task.texts,
+    }
 
 
 LAUNCHERS = {"rlinf, on Ray": "ray", "rlinf, in one process": "inline"}
@@ -305,14 +267,14 @@ def contest(setting: Setting, trl_python: Path, quick: bool) -> tuple[Samples, d
     """Seconds of the steps, and peak memory in bytes."""
     work = apart(task, setting)
     memory = {name: apart(memory_of, setting, work, kind) for name, kind in LAUNCHERS.items()}
-    trl = Trl(trl_python, setting, work)
-    memory["TRL"] = peak_memory(trl.step, 3, lambda: family(trl.pid))
+    trl = Rival(trl_python, HERE / "trl_steps.py", trl_settings(setting, work))
+    memory["TRL"] = peak_memory(trl.ask, 3, lambda: family(trl.pid))
     with Cluster(launcher="ray") as ray, Cluster(launcher="inline") as inline:
         contestants = {
             "one loop": plain(setting, work),
             "rlinf, on Ray": framework(setting, work, ray),
             "rlinf, in one process": framework(setting, work, inline),
-            "TRL": trl.step,
+            "TRL": trl.ask,
         }
         rounds, patience = (5, 20) if quick else (30, 90)
         samples = race(contestants, rounds, warmup=1, patience_s=patience)

@@ -1,4 +1,6 @@
-"""Pairs of endpoints of one process."""
+"""Pairs of endpoints of one process, and a registry for several."""
+
+from pathlib import Path
 
 import pytest
 
@@ -6,6 +8,7 @@ from rlinf.comm import (
     CommConfig,
     Endpoint,
     MemoryRegistry,
+    RegistryServer,
 )
 
 TRANSPORTS = ["inproc", "tcp", "shm"]
@@ -31,3 +34,13 @@ def inproc():
     registry = MemoryRegistry()
     with Endpoint("a/0", registry=registry) as a, Endpoint("b/0", registry=registry) as b:
         yield a, b
+
+
+@pytest.fixture
+def registry():
+    with RegistryServer() as server:
+        yield server
+
+
+def descriptors_open():
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -15,9 +15,9 @@ from rlinf.comm import (
     Lost,
     MemoryRegistry,
     PeerLost,
-    RegistryServer,
 )
 from rlinf.comm.testing import eventually, worker
+from tests.comm.conftest import descriptors_open
 
 
 def test_what_a_peer_sent_before_it_closed_is_received(config):
@@ -85,16 +85,6 @@ SHM = CommConfig(backend_priority=("shm",))
 
 
 TCP = CommConfig(backend_priority=("tcp",))
-
-
-@pytest.fixture
-def registry():
-    with RegistryServer() as server:
-        yield server
-
-
-def descriptors_open():
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_closing_leaves_no_descriptor_and_no_thread():

@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from rlinf.comm import (
     Lost,
     MemoryRegistry,
     PeerLost,
-    RegistryServer,
     StaleEpoch,
     Timeout,
     WorkerId,
@@ -29,16 +27,6 @@ from rlinf.comm.testing import LossyTransport, PeerProcess, PeerThread, eventual
 
 SHM = CommConfig(backend_priority=("shm",))
 TCP = CommConfig(backend_priority=("tcp",))
-
-
-@pytest.fixture
-def registry():
-    with RegistryServer() as server:
-        yield server
-
-
-def descriptors_open():
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def silent(endpoint):

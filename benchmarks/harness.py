@@ -6,6 +6,7 @@ Machines are noisy: only figures of the same round are compared, and the middle 
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import time
@@ -23,7 +24,8 @@ class Rival:
     """A contestant that another Python runs, one that has what ours has not.
 
     Its script reads settings as JSON from the first line of standard input; then it does what each
-    further line asks for, and answers with a line.
+    further line asks for, and answers with a line. In between it is stopped: some spin where they
+    wait, and would take the time of whose turn it is.
     """
 
     def __init__(self, python: Path, script: Path, settings: object) -> None:
@@ -36,6 +38,7 @@ class Rival:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,
         )
         self._say(settings)
 
@@ -46,14 +49,17 @@ class Rival:
 
     def ask(self, question: object = None) -> None:
         """Have it do what `question` says, as JSON."""
+        os.killpg(self.pid, signal.SIGCONT)
         self._say(question)
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
             raise SystemExit(f"it ended: run {self._script} by itself to see why")
+        os.killpg(self.pid, signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it."""
-        self._process.communicate(timeout=60)
+        """End it and what it has started."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.communicate()
 
     def _say(self, what: object) -> None:
         assert self._process.stdin is not None

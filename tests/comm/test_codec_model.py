@@ -94,7 +94,9 @@ def same(one, other, seen):
         names = [field.name for field in dataclasses.fields(one)]
         return all(same(getattr(one, n), getattr(other, n), seen) for n in names)
     if isinstance(one, dict):
-        return list(one) == list(other) and same([*one.values()], [*other.values()], seen)
+        # No list of the values: once it is gone, another object may have its id.
+        pairs = zip(one.values(), other.values(), strict=True)
+        return list(one) == list(other) and all(same(a, b, seen) for a, b in pairs)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(lambda a, b: same(a, b, seen), one, other))
     return one == other

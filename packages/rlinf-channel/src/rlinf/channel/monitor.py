@@ -98,19 +98,20 @@ def browse(observer: Observer, arguments: argparse.Namespace, out: TextIO) -> No
     """
     run = Path(arguments.run) if arguments.run else None
     view, stop = View(observer, str(observer.job), run), threading.Event()
-    asking = threading.Thread(target=view.watch_connections, args=(stop,))
+    asking = threading.Thread(target=view.watch_connections, args=(stop,), daemon=True)
     try:
         page = Page(view, arguments.port)
     except OSError as error:
         raise NoJob(f"port {arguments.port} of this machine: {error.strerror}") from error
     with page:
-        print(page.url, file=out, flush=True)
-        asking.start()
         try:
+            print(page.url, file=out, flush=True)
+            asking.start()
             view.watch(arguments.interval, stop, JobEnded)
         finally:
             stop.set()
-            asking.join()
+            if asking.is_alive():  # not where Ctrl-C came while it was being started
+                asking.join()
     raise JobEnded(view.ended)
 
 

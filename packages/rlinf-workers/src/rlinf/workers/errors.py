@@ -20,14 +20,11 @@ An error is rebuilt from `type(error)(error.message, **error.attributes)`, which
 from a worker to its caller (and pickles).
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Self
-
 from rlinf.channel import ChannelError
 from rlinf.channel import errors as channel_errors
 from rlinf.comm import CommError
 from rlinf.comm import errors as comm_errors
-from rlinf.comm.errors import where_to_look
+from rlinf.comm.errors import TravellingError
 
 __all__ = [
     "Aborted",
@@ -56,37 +53,8 @@ LOSSES = {
 """What a method may raise because another process is gone, or came back with nothing to give."""
 
 
-class WorkerError(Exception):
-    """Base of all errors of this package: catch it to catch them all.
-
-    Args:
-        message: What failed, on which worker, and what to do about it.
-        attributes: Values of the class's `FIELDS`; those not given are None.
-    """
-
-    FIELDS: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, message: str, **attributes: object) -> None:
-        super().__init__(message)
-        unknown = attributes.keys() - set(self.FIELDS)
-        if unknown:
-            raise TypeError(f"{type(self).__name__} has no attribute {sorted(unknown)}")
-        self.add_note(where_to_look(type(self)))
-        self.message = message
-        for field in self.FIELDS:
-            setattr(self, field, attributes.get(field))
-
-    @property
-    def attributes(self) -> dict[str, object]:
-        """The values of `FIELDS` that were given, by name."""
-        return {f: value for f in self.FIELDS if (value := getattr(self, f)) is not None}
-
-    def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
-        return _rebuild, (type(self), self.message, self.attributes)
-
-
-def _rebuild(kind: type[WorkerError], message: str, attributes: dict[str, object]) -> Any:
-    return kind(message, **attributes)
+class WorkerError(TravellingError):
+    """Base of all errors of this package: catch it to catch them all."""
 
 
 class ConfigError(WorkerError):

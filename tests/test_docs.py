@@ -17,6 +17,7 @@ import yaml
 
 from rlinf.channel.errors import Timeout as ChannelTimeout
 from rlinf.comm.errors import Timeout as CommTimeout
+from rlinf.comm.errors import TravellingError
 from rlinf.sched import Plan, TraceError
 from rlinf.workers import StartError
 
@@ -55,6 +56,7 @@ def test_a_quoted_message_is_in_the_code(message: str) -> None:
 
 
 LEAVES = ("channel", "comm", "sched", "workers")
+BASES = Exception, TravellingError
 
 
 def _errors() -> dict[str, type[BaseException]]:
@@ -64,7 +66,7 @@ def _errors() -> dict[str, type[BaseException]]:
         module = importlib.import_module(f"rlinf.{leaf}.errors")
         kinds = [one for one in vars(module).values() if isinstance(one, type)]
         own = [one for one in kinds if one.__module__ == module.__name__]
-        found |= {one.__name__: one for one in own if one.__base__ is not Exception}
+        found |= {one.__name__: one for one in own if one.__base__ not in BASES}
     return found
 
 

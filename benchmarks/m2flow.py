@@ -1,27 +1,31 @@
 """Does `plan=auto` find the quickest way to run a program, and does it foresee how long that takes?
 
-Stages whose cost is made up but real: products of matrices, small ones that hardly gain from a
-second core (as in generation), large ones that do (as in training), responses with a long tail of
-lengths, memory that is copied when devices change hands. For every workload all plans of a list
-are run in turn, round after round, and compared with the plan that `auto` chose. At last responses
-get longer in mid-run: when is that noticed, is it planned for once, and what does moving cost
-beside stopping and starting again?
+Stages whose cost is made up but real: sigmoids of an array, in small ones that do not gain from a
+second core (as generation does not), in large ones that do (as training does), responses with a
+long tail of lengths, memory that is copied when devices change hands. For every workload all plans
+of a list are run in turn, round after round, and compared with the plan that `auto` chose. At last
+responses get longer in mid-run: when is that noticed, is it planned for once, and what does moving
+cost beside stopping and starting again?
 """
 
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import exp
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from harness import time_of
+from harness import machine_line
 
-from rlinf.sched import FlowGraph, Leaf, Plan, Spatial, Temporal, predict
+from rlinf.sched import FlowGraph, Leaf, Plan, Spatial, Temporal
 from rlinf.workers import Cluster, Decision, FlowPlanner, PlanningConfig, Worker, stage, wait_all
-from rlinf.workers.planning import Program, placed
+from rlinf.workers.planning import Program, foreseen_s, placed
 
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "planning.md"
+MARKS = ("<!-- m2flow: begin -->", "<!-- m2flow: end -->")
 BATCH = 32
 STAGES = ("roll", "infer", "train")
 
@@ -31,16 +35,15 @@ class Stage:
     """The cost of a stage.
 
     Attributes:
-        width: Matrices are so wide: below 300 or so, a second core does not help.
-        rows: Rows multiplied for an item (per step, where it generates).
-        repeats: Products for an item (where it generates: for a step of the whole batch).
-        per_call: Products for a call, whatever its items.
+        elements: Of an item's array. A pass over fewer than 32,768 takes one core; where a stage
+            generates, those of all items under way make one array.
+        passes: Over the array, for an item (where it generates: for a step of all items).
+        per_call: The same for a call, whatever its items.
         state_mb: Copied on every onload and offload.
     """
 
-    width: int
-    rows: int
-    repeats: int
+    elements: int
+    passes: int
     per_call: int = 0
     state_mb: int = 0
 
@@ -58,7 +61,7 @@ class Workload:
     roll: Stage
     train: Stage
     infer: Stage | None = None
-    steps: int = 60
+    steps: int = 30
     tail: float = 0.5
 
     @property
@@ -66,30 +69,35 @@ class Workload:
         """Its stages in order."""
         return tuple(name for name in STAGES if getattr(self, name) is not None)
 
+    def lengths(self) -> list[int]:
+        """Those of an iteration: quantiles of their distribution, always the same."""
+        normal = statistics.NormalDist()
+        shares = [(k + 0.5) / BATCH for k in range(BATCH)]
+        return [max(1, round(self.steps * exp(self.tail * normal.inv_cdf(q)))) for q in shares]
 
-SMALL = Stage(width=160, rows=1, repeats=40)
-LARGE = Stage(width=768, rows=256, repeats=2)
+
+ONE_CORE, ALL_CORES = 1 << 14, 1 << 20
 WORKLOADS = (
-    Workload("training scales well", SMALL, LARGE, steps=20),
-    Workload("nothing scales", SMALL, Stage(160, 16, 220)),
-    Workload("generation scales well", Stage(640, 8, 4), Stage(160, 16, 90)),
-    Workload("long tail", SMALL, Stage(160, 16, 180), steps=40, tail=1.1),
-    Workload("three stages", SMALL, Stage(160, 16, 130), Stage(160, 16, 130)),
-    Workload("a small stage between", SMALL, LARGE, Stage(160, 16, 60), steps=40),
-    Workload(
-        "dear switches", Stage(160, 1, 40, state_mb=300), Stage(512, 64, 4, state_mb=300), steps=30
-    ),
-    Workload("dear calls", SMALL, Stage(768, 128, 1, per_call=40), steps=20),
+    Workload("training scales well", Stage(512, 370), Stage(ALL_CORES, 45)),
+    Workload("nothing scales", Stage(512, 930), Stage(ONE_CORE, 1300)),
+    Workload("generation scales well", Stage(1 << 15, 60), Stage(ONE_CORE, 490), steps=20),
+    Workload("long tail", Stage(512, 770), Stage(ONE_CORE, 1150), steps=20, tail=1.1),
+    Workload("three stages", Stage(512, 700), Stage(ONE_CORE, 980), Stage(ONE_CORE, 490)),
+    Workload("a small stage between", Stage(512, 700), Stage(ALL_CORES, 45), Stage(ONE_CORE, 330)),
+    Workload("dear switches", Stage(512, 470, 0, 300), Stage(ALL_CORES, 30, 0, 300)),
+    Workload("dear calls", Stage(512, 700), Stage(ONE_CORE, 650, per_call=2100)),
 )
 
 
 class Burner(Worker):
-    """A stage that multiplies matrices."""
+    """A stage that computes sigmoids."""
+
+    together = 1
+    """Items whose arrays are one."""
 
     def __init__(self, cost: Stage) -> None:
         self.cost = cost
-        generator = torch.Generator().manual_seed(0)
-        self.matrix = torch.randn(cost.width, cost.width, generator=generator) / cost.width**0.5
+        self.values = torch.ones(self.together * cost.elements)
         self.state = torch.zeros(cost.state_mb << 18)
 
     def onload(self) -> None:
@@ -100,27 +108,27 @@ class Burner(Worker):
         """The way back."""
         self.state = self.state.clone()
 
-    def burn(self, rows: int, times: int) -> None:
-        """So many products."""
-        value = torch.ones(rows, self.cost.width)
-        for _ in range(times):
-            value = value @ self.matrix
+    def burn(self, items: int, passes: int) -> None:
+        """So many passes over the arrays of so many items."""
+        values = self.values[: items * self.cost.elements]
+        for _ in range(passes):
+            torch.sigmoid(values, out=values)
 
 
 class Roll(Burner):
     """Generates: all at once, those that are done leave, the others go on."""
 
+    together = BATCH
+
     @stage
     def roll(self, lengths: list[int]) -> Iterator[tuple[int, int]]:
         """One item a response, in the order of completion."""
-        self.burn(self.cost.rows, self.cost.per_call)
+        self.burn(1, self.cost.per_call)
         order = sorted(range(len(lengths)), key=lambda index: lengths[index])
         done = 0
         for place, index in enumerate(order):
-            active = len(order) - place
-            for _ in range(lengths[index] - done):
-                self.burn(active * self.cost.rows, self.cost.repeats)
-            done = lengths[index]
+            steps, done = lengths[index] - done, lengths[index]
+            self.burn(len(order) - place, steps * self.cost.passes)
             yield index, lengths[index]
 
 
@@ -130,8 +138,7 @@ class Infer(Burner):
     @stage
     def infer(self, items: list[int]) -> list[int]:
         """Works for every item."""
-        self.burn(self.cost.rows, self.cost.per_call)
-        self.burn(self.cost.rows, self.cost.repeats * len(items))
+        self.burn(1, self.cost.per_call + self.cost.passes * len(items))
         return items
 
 
@@ -141,8 +148,7 @@ class Train(Burner):
     @stage
     def train(self, items: list[int]) -> int:
         """Works for every item."""
-        self.burn(self.cost.rows, self.cost.per_call)
-        self.burn(self.cost.rows, self.cost.repeats * len(items))
+        self.burn(1, self.cost.per_call + self.cost.passes * len(items))
         return len(items)
 
 
@@ -169,12 +175,10 @@ class Bench:
         """One iteration; its seconds."""
         self.step += 1
         work = self.workload
-        draws = np.random.default_rng(self.step % 4).normal(size=BATCH)
-        lengths = np.maximum(1, work.steps * np.exp(work.tail * draws)).astype(int)
         start = time.perf_counter()
         names = ("asked", *work.stages[:-1])
         channels = dict(zip(names, self.cluster.channels(self.step, *names), strict=True))
-        channels["asked"].put_many([int(length) for length in lengths])
+        channels["asked"].put_many(work.lengths())
         channels["asked"].close()
         handles, source = [], channels["asked"]
         for name in work.stages:
@@ -221,35 +225,27 @@ def compare(bench: Bench, rounds: int) -> dict[str, object]:
     rivals = {"auto": chosen}
     rivals |= {describe(plan): plan for plan in plans(bench.workload, bench.cluster.devices)}
     taken: dict[str, list[float]] = {name: [] for name in rivals}
-    for number in range(rounds + 1):
+    for _ in range(rounds):
         for name, plan in rivals.items():
             _move(bench, plan, known.graph)
-            # Four iterations have four sets of lengths; together they are the workload.
-            seconds = statistics.fmean(bench.iterate() for _ in range(4))
-            taken[name] += [seconds] if number else []
+            bench.iterate()
+            taken[name] += [bench.iterate() for _ in range(2)]
     rows = [
         {
-            "plan": name,
+            "plan": describe(plan),
             "kind": plan.kind,
             "measured_s": round(statistics.median(taken[name]), 4),
-            "predicted_s": round(predict(known, plan).seconds, 4),
+            "error": round(foreseen_s(known, plan) / statistics.median(taken[name]) - 1, 3),
         }
         for name, plan in rivals.items()
     ]
-    auto, others = rows[0], sorted(rows[1:], key=lambda row: float(str(row["measured_s"])))
-    quicker = statistics.median(
-        a / b for a, b in zip(taken["auto"], taken[str(others[0]["plan"])], strict=True)
-    )
+    best = min(list(rivals)[1:], key=lambda name: statistics.median(taken[name]))
+    pairs = zip(taken["auto"], taken[best], strict=True)
     return {
-        "chosen": describe(chosen),
-        "kind": chosen.kind,
-        "measured_s": auto["measured_s"],
-        "predicted_s": auto["predicted_s"],
-        "error": round(float(str(auto["predicted_s"])) / float(str(auto["measured_s"])) - 1, 3),
-        "best": others[0]["plan"],
-        "best_s": others[0]["measured_s"],
-        "of_best": round(quicker, 3),
-        "plans": [auto, *others],
+        "of_best": round(statistics.median(a / b for a, b in pairs), 3),
+        "best": best,
+        "auto": rows[0],
+        "plans": rows[1:],
     }
 
 
@@ -330,23 +326,43 @@ def _line(tree: Any) -> str:
 
 
 def measure(quick: bool) -> dict[str, object]:
-    """All workloads; see `compare`."""
-    questions: dict[str, object] = {}
-    print(
-        f"\n  {'workload':24}{'auto chose':34}{'measured':>11}{'foreseen':>10}{'of the best':>12}"
-    )
-    for workload in WORKLOADS[: 2 if quick else None]:
+    """All workloads, see `compare`, as a table that is put into the page; then `change`."""
+    questions: dict[str, Any] = {}
+    for workload in WORKLOADS:
         with Cluster(launcher="ray") as cluster:
             bench = Bench(cluster, workload)
             bench.launch()
-            found = compare(bench, 1 if quick else 3)
-        questions[workload.name] = found
-        print(
-            f"  {workload.name:24}{found['chosen']!s:34}"
-            f"{time_of(float(str(found['measured_s'])) * 1e6):>11}"
-            f"{100 * float(str(found['error'])):>+9.1f}%{found['of_best']!s:>12}"
-            f"   best: {found['best']}"
-        )
-    if not quick:
-        questions["a step change"] = change(1)
+            questions[workload.name] = found = compare(bench, 1 if quick else 3)
+        print(f"{workload.name}: chose {found['auto']}, {found['of_best']} of {found['best']}")
+        for row in found["plans"]:
+            print(f"    {row}")
+    body = table(questions)
+    print(f"\n{body}")
+    page = PAGE.read_text()
+    before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[-1]
+    PAGE.write_text(f"{before}{MARKS[0]}\n{body}\n{MARKS[1]}{after}")
+    questions["a step change"] = change(1 if quick else 3)
     return questions
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: a line a workload."""
+    lines = [
+        machine_line() + ".",
+        "",
+        "| program | `auto` chose | it took | of the best | foreseen: temporal | spatial, hybrid |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in found.items():
+        errors = {True: [], False: []}  # type: dict[bool, list[float]]
+        for row in one["plans"]:
+            errors[row["kind"] == "temporal"].append(100 * row["error"])
+        ends = (
+            f"{errors[True][0]:+.1f} % | {min(errors[False]):+.1f} to {max(errors[False]):+.1f} %"
+        )
+        auto = one["auto"]
+        lines.append(
+            f"| {name} | `{auto['plan'].replace('|', '/')}` | {auto['measured_s']:.3f} s "
+            f"| {one['of_best']:.2f} | {ends} |"
+        )
+    return "\n".join(lines)

@@ -1,123 +1,15 @@
 """What records say about a program, and what is decided from it, in a made-up world."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
-from rlinf.sched import FlowGraph, Placement, Plan, search, temporal_plan
-from rlinf.workers import ChunkRecord, ConfigError, PlanningConfig
-from rlinf.workers.course import Choice, Decision, course
+from rlinf.sched import FlowGraph, Placement, search, temporal_plan
+from rlinf.workers import ConfigError, PlanningConfig
+from rlinf.workers.course import Choice, course
 from rlinf.workers.devices import for_each_group, rank_places
 from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
-
-CORES = ("core:0", "core:1", "core:2", "core:3")
-CHANNELS = {"rollout": ("prompts", "samples"), "reward": ("samples", "scored")}
-CHANNELS["trainer"] = ("scored", "")
-
-
-def record(
-    group: str,
-    *,
-    items: int,
-    seconds: float,
-    start: float = 0.0,
-    rank: int = 0,
-    emitted: tuple[float, ...] | None = None,
-    onload_s: float = 0.0,
-) -> ChunkRecord:
-    source, target = CHANNELS[group]
-    end = start + seconds
-    return ChunkRecord(
-        worker=f"{group}/{rank}",
-        stage="work" if items else "finish",
-        iteration=1,
-        input=source,
-        output=target,
-        start=start,
-        end=end,
-        seconds=seconds,
-        waited_s=0.0,
-        locked_s=0.0,
-        onload_s=onload_s,
-        offload_s=0.0,
-        resident_bytes=100,
-        items_in=items,
-        items_out=items if target else 0,
-        tokens=0,
-        emitted=emitted if emitted is not None else (end,) * items,
-    )
-
-
-@dataclass
-class World:
-    """Groups with a cost of a call and of an item, which scale with the devices."""
-
-    call_s: dict[str, float]
-    item_s: dict[str, float]
-    batch: int = 32
-    scaling: float = 1.0
-    streams: tuple[str, ...] = ()
-    history: list[Mapping[str, Placement]] = field(default_factory=list)
-
-    def chunk_s(self, group: str, devices: int, items: int) -> float:
-        return float((self.call_s[group] + self.item_s[group] * items) / devices**self.scaling)
-
-    def run(self, places: Mapping[str, Placement]) -> Iteration:
-        """Take turns where devices are shared; otherwise the longest decides."""
-        self.history.append(places)
-        records: list[ChunkRecord] = []
-        clock = 0.0
-        for group in CHANNELS:
-            if group not in places:
-                records.append(record(group, items=self.batch, seconds=1e-6, start=clock))
-                continue
-            place, left, begin = places[group], self.batch, clock
-            while left:
-                items = min(left, place.chunk or left)
-                seconds = self.chunk_s(group, len(place.devices), items)
-                ends = (
-                    tuple(clock + seconds * k / items for k in range(1, items + 1))
-                    if group in self.streams
-                    else None
-                )
-                records.append(
-                    record(group, items=items, seconds=seconds, start=clock, emitted=ends)
-                )
-                clock, left = clock + seconds, left - items
-            if not place.shared:
-                clock = begin
-        spent = {name: sum(r.seconds for r in records if r.group == name) for name in places}
-        alone = [seconds for name, seconds in spent.items() if not places[name].shared]
-        turns = sum(seconds for name, seconds in spent.items() if places[name].shared)
-        return Iteration(max([turns, *alone]) + 0.01, tuple(records), places)
-
-
-def follow(
-    world: World,
-    choice: str | Plan,
-    iterations: int,
-    config: PlanningConfig | None = None,
-    change: Callable[[int], None] = lambda _: None,
-    ranks: Mapping[str, int] | None = None,
-    devices: tuple[str, ...] = CORES,
-) -> list[Decision]:
-    """Run the program for so many iterations as the course says."""
-    wanted = ranks or dict.fromkeys(("trainer", "rollout"), 1)
-    decisions = course(Choice.of(choice), config or PlanningConfig(), devices, wanted)
-    decision = next(decisions)
-    taken = [decision]
-    places: Mapping[str, Placement] = {}
-    for number in range(iterations):
-        change(number)
-        places = decision.placements or places
-        decision = decisions.send(world.run(places))
-        taken.append(decision)
-    return taken
-
-
-def plans(decisions: list[Decision]) -> list[Plan]:
-    return [decision.plan for decision in decisions if decision.plan is not None]
+from tests.workers.planned import CHANNELS, CORES, World, follow, plans, record
 
 
 def test_the_graph_is_read_from_the_channels() -> None:
@@ -264,64 +156,20 @@ def test_plans_that_come_close_are_tried_and_measured() -> None:
     assert final.plan == min(final.tried, key=lambda pair: pair[1])[0]
 
 
-def drifting(at: int, rule: str) -> tuple[World, list[Decision]]:
-    """The rollout gets eight times slower in mid-run."""
-    world = World({"rollout": 0.0, "trainer": 1.0}, {"rollout": 0.1, "trainer": 0.3}, scaling=0.3)
-    world.streams = ("rollout",)
-
-    def change(number: int) -> None:
-        if number == at:
-            world.item_s["rollout"] *= 8
-
-    config = PlanningConfig(rule=rule, window=4)  # type: ignore[arg-type]
-    return world, follow(world, "auto", at + 24, config, change)
-
-
-def test_a_lasting_drift_is_planned_for_once() -> None:
-    _, decisions = drifting(24, "deviation")
-    found = [n for n, decision in enumerate(decisions) if decision.plan is not None]
-    assert len(found) == 2, [decisions[n].because for n in found]
-    before, after = plans(decisions)
-    assert before.placements() != after.placements()
-    assert 24 < found[1] <= 24 + 4 + 3 + 1, "a window and a trial later"
-
-
-def test_the_gain_rule_comes_to_the_same_plan() -> None:
-    """It acts earlier, on a part of the change, and so perhaps more than once."""
-    wanted = plans(drifting(24, "deviation")[1])[-1].placements()
-    found = plans(drifting(24, "gain")[1])
-    assert found[-1].placements() == wanted and len(found) <= 4
-
-
-def test_nothing_is_planned_again_where_that_is_not_wanted() -> None:
-    assert len(plans(drifting(24, "never")[1])) == 1
-
-
-def test_a_new_plan_that_is_no_quicker_is_taken_back() -> None:
-    world = World({"rollout": 0.0, "trainer": 1.0}, {"rollout": 0.1, "trainer": 0.3}, scaling=0.3)
-    world.streams = ("rollout",)
-    old: list[Mapping[str, Placement]] = []
-
-    def change(number: int) -> None:
-        if number == 24:
-            old.append(world.history[-1])
-            world.item_s["rollout"] *= 8
-        if old and world.history[-1] != old[0]:
-            world.call_s["trainer"] = 100.0
-
-    decisions = follow(world, "auto", 44, PlanningConfig(window=4), change)
-    before, after, *_ = plans(decisions)
-    assert after == before
-    assert any("no quicker" in decision.because for decision in decisions)
-
-
-def test_nothing_flaps_where_the_times_are_noisy() -> None:
-    world = World({"rollout": 0.0, "trainer": 1.0}, {"rollout": 0.1, "trainer": 0.3}, scaling=0.3)
-
-    def change(number: int) -> None:
-        world.item_s["rollout"] = 0.1 * (1.25 if number % 6 < 3 else 0.75)
-
-    assert len(plans(follow(world, "auto", 80, PlanningConfig(rule="deviation"), change))) == 1
+def test_what_passing_on_and_the_next_take_cost_is_in_the_profile() -> None:
+    """8 chunks of 4 items: 1 s of work, 0.1 s to commit, at least 0.05 s to be given the next."""
+    places = {"trainer": Placement("trainer", CORES[:2], 4, True, 0)}
+    one = record("trainer", items=4, seconds=1.0)
+    chunks = [
+        replace(one, start=2.0 * k, end=2.0 * k + 1.1, waited_s=0.0 if k == 0 else 0.05 + 0.1 * k)
+        for k in range(8)
+    ]
+    chunks[5] = replace(chunks[5], waited_s=0.05)
+    iteration = Iteration(9.5, tuple(chunks), places)
+    assert busy_s("trainer", iteration) == pytest.approx(8.8)
+    program = Program.of(chunks, {"trainer": 1}, 4)
+    [entry] = workflow(program, [iteration], CORES).profile.components.values()
+    assert entry.samples[0].seconds == pytest.approx(1.15)
 
 
 def test_placed_leaves_whole_components_whole() -> None:

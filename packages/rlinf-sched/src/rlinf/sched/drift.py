@@ -73,11 +73,12 @@ class DeviationRule:
     Attributes:
         threshold: relative deviation from the times the plan was made for.
         window: so many iterations in a row must deviate.
+        planned: the factors that the plan was made for, 1 where not given.
     """
 
     threshold: float = 0.15
     window: int = 8
-    _planned: dict[str, float] = field(default_factory=dict)
+    planned: Factors = field(default_factory=dict)
     _seen: list[Factors] = field(default_factory=list)
 
     def step(self, seen: Observation) -> Replan | None:
@@ -86,11 +87,11 @@ class DeviationRule:
         if len(self._seen) < self.window:
             return None
         for name in seen.factors:
-            planned = self._planned.get(name, 1.0)
+            planned = self.planned.get(name, 1.0)
             ratios = [factors[name] / planned for factors in self._seen]
             if all(abs(ratio - 1) > self.threshold for ratio in ratios):
                 factors = _means(self._seen)
-                self._planned, self._seen = dict(factors), []
+                self.planned, self._seen = factors, []
                 shift = 100 * (factors[name] / planned - 1)
                 why = f"{name} is {shift:+.0f} % off the prediction over {self.window} iterations"
                 return Replan(seen.iteration, factors, why)

@@ -33,7 +33,16 @@ from rlinf.sched import (
 from rlinf.workers.bounds import Bounds, Count, NonNegative, Positive
 from rlinf.workers.devices import for_each_group
 from rlinf.workers.errors import ConfigError
-from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
+from rlinf.workers.planning import (
+    Iteration,
+    Program,
+    busy_s,
+    foreseen_s,
+    in_turn,
+    placed,
+    probes,
+    workflow,
+)
 
 __all__ = ["Choice", "Course", "Decision", "PlanningConfig", "course"]
 
@@ -187,13 +196,34 @@ def _auto(program: Program, config: PlanningConfig, devices: tuple[str, ...], co
             measured.append(iteration)
     known = workflow(program, measured, devices, cores)
     search = _Search(program, config, known, max(i.moved_s for i in measured))
-    plan = yield from search.first()
+    followed = yield from search.first()
     while True:
-        plan = yield from search.next(plan)
+        followed = yield from search.next(followed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What iterations with a plan showed: seconds of one, and how long each component was busy."""
+
+    plan: Plan
+    seconds: float
+    busy: Mapping[str, float]
+
+    @classmethod
+    def of(cls, plan: Plan, seen: Sequence[Iteration]) -> "_Trial":
+        busy = {
+            name: statistics.fmean(busy_s(name, iteration) for iteration in seen)
+            for name in seen[0].placements
+        }
+        return cls(plan, statistics.median(iteration.seconds for iteration in seen), busy)
 
 
 class _Search:
-    """Finds the plan for what is known of a program, and the next when that changes."""
+    """Finds the plan for what is known of a program, and the next when that changes.
+
+    Every plan is tried before it is followed, and a deviation is one from its trial: that it takes
+    longer than was foreseen is no change of the program.
+    """
 
     def __init__(
         self, program: Program, config: PlanningConfig, known: Workflow, switch_s: float
@@ -204,75 +234,88 @@ class _Search:
         """Measured over predicted seconds, by the kind of plan; side by side stages slow each other
         down in ways that no profile of a single one shows."""
         self._rule = self._make_rule(switch_s)
+        self._rose: bool | None = None
 
-    def first(self) -> Generator[Decision, Iteration, Plan]:
+    def first(self) -> Generator[Decision, Iteration, _Trial]:
         """Try the plans that are predicted to be close, and follow the quickest."""
-        rivals = self._rivals(self._known)
-        limit = self._price(rivals[0], self._known) * (1 + self._config.close)
-        rivals = [plan for plan in rivals if self._price(plan, self._known) <= limit]
-        tried = []
-        for plan in rivals if len(rivals) > 1 else ():
-            seconds = yield from self._try(plan)
-            tried.append((plan, seconds))
-            self._learn(plan, self._known, seconds)
-        plan = min(tried, key=lambda pair: pair[1])[0] if tried else rivals[0]
-        yield self._follow("the quickest of those tried", plan, self._known, tried)
-        return plan
+        tried = yield from self._try_all(self._close(self._known), self._known)
+        return (yield from self._follow("the quickest of those tried", tried, self._known))
 
-    def next(self, plan: Plan) -> Generator[Decision, Iteration, Plan]:
-        """Follow `plan` until the rule wants another; then see whether that is quicker."""
-        drift, seen = yield from self._drift(plan)
+    def next(self, followed: _Trial) -> Generator[Decision, Iteration, _Trial]:
+        """Follow a plan until the rule wants another; then see whether that is quicker."""
+        drift, seen = yield from self._drift(followed.plan)
         known = replace(self._known, profile=self._known.profile.scaled(drift.factors))
-        best = self._rivals(known)[0]
-        if placed(best, self._program) == placed(plan, self._program):
-            yield self._follow(f"{drift.because}; the plan is still the best", best, known)
-            return best
-        before = statistics.median(iteration.seconds for iteration in seen)
-        self._learn(plan, known, before)
-        after = yield from self._try(best)
-        self._learn(best, known, after)
-        tried = [(plan, before), (best, after)]
-        if after < before:
-            yield self._follow(drift.because, best, known, tried)
-            return best
-        why = f"{drift.because}; what was planned anew was no quicker"
-        yield self._follow(why, plan, known, tried)
-        return plan
+        here = _Trial.of(followed.plan, seen)
+        self._learn(here, known)
+        self._note_turn(here.seconds > followed.seconds)
+        before = placed(here.plan, self._program)
+        rivals = [p for p in self._close(known) if placed(p, self._program) != before]
+        if not rivals:
+            why = f"{drift.because}; the plan is still the best"
+            return (yield from self._follow(why, [here], known))
+        tried = yield from self._try_all(rivals, known)
+        quicker = min(trial.seconds for trial in tried) < here.seconds
+        why = "" if quicker else "; what was planned anew was no quicker"
+        return (yield from self._follow(f"{drift.because}{why}", [here, *tried], known))
 
     def _follow(
-        self, because: str, plan: Plan, known: Workflow, tried: Sequence[tuple[Plan, float]] = ()
-    ) -> Decision:
-        self._plan = plan
-        places, batch = placed(plan, self._program), self._program.batch
-        return Decision(because, places, batch, plan, known, tuple(tried))
+        self, because: str, tried: Sequence[_Trial], known: Workflow
+    ) -> Generator[Decision, Iteration, _Trial]:
+        """The quickest of those tried, from now on."""
+        best = min(tried, key=lambda trial: trial.seconds)
+        self._plan = best.plan
+        if isinstance(self._rule, DeviationRule):
+            self._rule.planned = self._factors(best.plan, best.busy)
+        places, batch = placed(best.plan, self._program), self._program.batch
+        took = tuple((trial.plan, trial.seconds) for trial in tried)
+        yield Decision(because, places, batch, best.plan, known, took if len(took) > 1 else ())
+        return best
 
-    def _try(self, plan: Plan) -> Generator[Decision, Iteration, float]:
-        """Seconds an iteration takes with this plan; the first one warms up."""
+    def _try_all(
+        self, plans: Sequence[Plan], known: Workflow
+    ) -> Generator[Decision, Iteration, list[_Trial]]:
+        tried = []
+        for plan in plans:
+            tried.append((yield from self._try(plan)))
+            self._learn(tried[-1], known)
+        return tried
+
+    def _try(self, plan: Plan) -> Generator[Decision, Iteration, _Trial]:
+        """The first iteration with a plan warms up."""
         taken = []
         for _ in range(self._config.tries):
             places = placed(plan, self._program)
-            iteration = yield Decision(f"trying a {plan.kind} plan", places, self._program.batch)
-            taken.append(iteration.seconds)
-        return statistics.median(taken[1:])
+            because = f"trying a {plan.kind} plan"
+            taken.append((yield Decision(because, places, self._program.batch)))
+        return _Trial.of(plan, taken[1:])
 
     def _drift(self, plan: Plan) -> Generator[Decision, Iteration, tuple[Replan, list[Iteration]]]:
         """Iterations as planned, until the rule is not content; the last of them."""
-        expected = predict(self._known, plan).busy_s
         seen: list[Iteration] = []
         number = 0
         while True:
             iteration = yield STAY
             number += 1
             seen = [*seen[1 - self._config.window :], iteration]
-            factors = {
-                name: busy_s(name, iteration) / max(seconds, 1e-9)
-                for name, seconds in expected.items()
-            }
+            factors = self._factors(plan, _Trial.of(plan, [iteration]).busy)
             if self._rule is None or not all(factors.values()):
                 continue
             replan = self._rule.step(Observation(number, factors))
             if replan is not None:
                 return replan, seen
+
+    def _note_turn(self, rose: bool) -> None:
+        """A drift that turned round must last twice as long the next time: what swings to and fro
+        is soon no longer followed. (The gain rule sees to that itself.)
+        """
+        if isinstance(self._rule, DeviationRule) and self._rose is not None and self._rose != rose:
+            self._rule.window *= 2
+        self._rose = rose
+
+    def _factors(self, plan: Plan, busy: Mapping[str, float]) -> dict[str, float]:
+        """Measured over predicted seconds of each component."""
+        expected = predict(self._known, plan).busy_s
+        return {name: busy[name] / max(seconds, 1e-9) for name, seconds in expected.items()}
 
     def _make_rule(self, switch_s: float) -> DeviationRule | GainRule | None:
         config = self._config
@@ -287,6 +330,12 @@ class _Search:
         best = self._rivals(known)[0]
         return self._price(self._plan, known) - self._price(best, known), best
 
+    def _close(self, known: Workflow) -> list[Plan]:
+        """Of the best plan of each kind those that are predicted to be close to the best of all."""
+        rivals = self._rivals(known)
+        limit = self._price(rivals[0], known) * (1 + self._config.close)
+        return [plan for plan in rivals if self._price(plan, known) <= limit]
+
     def _rivals(self, known: Workflow) -> list[Plan]:
         """The best plan of each kind, the best of all first."""
         found: dict[str, Plan] = {}
@@ -300,7 +349,7 @@ class _Search:
         return sorted(found.values(), key=lambda plan: self._price(plan, known))
 
     def _price(self, plan: Plan, known: Workflow) -> float:
-        return predict(known, plan).seconds * self._bias.get(plan.kind, 1.0)
+        return foreseen_s(known, plan) * self._bias.get(plan.kind, 1.0)
 
-    def _learn(self, plan: Plan, known: Workflow, seconds: float) -> None:
-        self._bias[plan.kind] = seconds / predict(known, plan).seconds
+    def _learn(self, trial: _Trial, known: Workflow) -> None:
+        self._bias[trial.plan.kind] = trial.seconds / foreseen_s(known, trial.plan)

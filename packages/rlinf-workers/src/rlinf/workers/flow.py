@@ -61,7 +61,9 @@ class StageRunner:
                 break
             source, lease, ending = chunk
             with ending:
-                self._do(work, source, lease)
+                record = self._do(work, source, lease)
+            tokens = sum(map(self._worker.count_tokens, record.outputs or record.items))
+            work.records.append(record.close(str(self._worker.id), call.method, tokens))
             if self._eager:
                 self._grow(work)
         if work.mark.finish and not work.finished:
@@ -107,7 +109,7 @@ class StageRunner:
         head = RingInlet(source, size, full, check, ring)
         return _Work(call, flow, mark, check, head, target, ring[0])
 
-    def _do(self, work: "_Work", source: Channel, lease: Lease) -> None:
+    def _do(self, work: "_Work", source: Channel, lease: Lease) -> "_Open":
         items = list(lease)
         record = _Open(work, items, self._worker, source.ref.name)
         with self._hold(work, record):
@@ -131,8 +133,7 @@ class StageRunner:
                 record.emit([output for output, _ in outputs])
             else:
                 work.values.append(answer)
-        tokens = sum(map(self._worker.count_tokens, record.outputs or items))
-        work.records.append(record.close(str(self._worker.id), work.call.method, tokens))
+        return record
 
     def _send_round(
         self,

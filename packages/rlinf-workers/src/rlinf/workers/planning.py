@@ -18,13 +18,26 @@ from rlinf.sched import (
     Profile,
     Profiler,
     Record,
+    Temporal,
     Workflow,
+    predict,
 )
 from rlinf.sched.graph import cycle_name
+from rlinf.sched.tree import Tree, leaves
 from rlinf.workers.devices import is_core
 from rlinf.workers.records import ChunkRecord
 
-__all__ = ["Iteration", "Probe", "Program", "busy_s", "in_turn", "placed", "probes", "workflow"]
+__all__ = [
+    "Iteration",
+    "Probe",
+    "Program",
+    "busy_s",
+    "foreseen_s",
+    "in_turn",
+    "placed",
+    "probes",
+    "workflow",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +215,33 @@ def workflow(
     return Workflow(program.graph, known, tuple(devices), program.batch)
 
 
+def foreseen_s(known: Workflow, plan: Plan) -> float:
+    """Seconds of an iteration with this plan, one of many.
+
+    Those that take turns each load and free once in it: devices change hands also between the last
+    of them and the first of the next iteration, which the price of one iteration alone leaves out.
+    """
+    seconds = predict(known, plan).seconds
+    turns, switches_s = _turns(plan.root)
+    if len(turns) == 1:
+        return seconds
+    for turn in turns:
+        entries = [known.profile[leaf.component] for leaf in leaves(turn)]
+        seconds += max(e.onload_s for e in entries) + max(e.offload_s for e in entries)
+    return seconds - switches_s
+
+
+def _turns(tree: Tree) -> tuple[list[Tree], float]:
+    """The parts that take turns, and the seconds of the switches between them."""
+    if not isinstance(tree, Temporal) or tree.resident:
+        return [tree], 0.0
+    (first, a), (second, b) = _turns(tree.first), _turns(tree.second)
+    return [*first, *second], a + b + tree.switch_s
+
+
 def busy_s(group: str, iteration: Iteration) -> float:
-    """Seconds a component worked, on the rank that worked longest; 0 where it did nothing."""
-    by_rank: dict[str, float] = {}
-    for record in _of(group, iteration):
-        by_rank[record.worker] = by_rank.get(record.worker, 0.0) + record.seconds
-    return max(by_rank.values(), default=0.0)
+    """Seconds a component was busy, on the rank that was longest; 0 where it did nothing."""
+    return _longest((record.worker, record.busy_s) for record in _of(group, iteration))
 
 
 def _of(group: str, iteration: Iteration) -> list[ChunkRecord]:
@@ -215,12 +249,28 @@ def _of(group: str, iteration: Iteration) -> list[ChunkRecord]:
 
 
 def _occupied_s(group: str, iteration: Iteration) -> float:
-    """Seconds a component kept its devices, loading and freeing included."""
+    """The same, loading and freeing included."""
+    return _longest(
+        (record.worker, record.busy_s + record.onload_s + record.offload_s)
+        for record in _of(group, iteration)
+    )
+
+
+def _longest(spent: Iterable[tuple[str, float]]) -> float:
     by_rank: dict[str, float] = {}
-    for record in _of(group, iteration):
-        spent = record.seconds + record.onload_s + record.offload_s
-        by_rank[record.worker] = by_rank.get(record.worker, 0.0) + spent
+    for worker, seconds in spent:
+        by_rank[worker] = by_rank.get(worker, 0.0) + seconds
     return max(by_rank.values(), default=0.0)
+
+
+def _take_s(chunks: Sequence[ChunkRecord]) -> float:
+    """What it takes to be given a chunk that is there; 0 where only one was taken.
+
+    While everybody takes turns, those after the first are there as a rule.
+    """
+    first = {record.worker: record.start for record in reversed(chunks)}
+    later = [record.waited_s for record in chunks if record.start > first[record.worker]]
+    return min(later, default=0.0)
 
 
 def _measured(group: str, iteration: Iteration, program: Program) -> Record:
@@ -245,7 +295,7 @@ def _measured(group: str, iteration: Iteration, program: Program) -> Record:
         items, seconds = float(batch), busy_s(group, iteration)
     else:
         items = batch * side_by_side / len(chunks)
-        seconds = sum(record.seconds for record in records) / len(chunks)
+        seconds = sum(record.busy_s for record in records) / len(chunks) + _take_s(chunks)
     return Record(group, len(place.devices), items, start, max(seconds, 1e-9), streamed)
 
 

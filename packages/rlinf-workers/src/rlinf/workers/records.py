@@ -24,7 +24,7 @@ class ChunkRecord:
         input: Name of the channel the chunk came from.
         output: Name of the channel its results went to; empty for the last stage.
         start: When the stage's function was called (its devices held and loaded).
-        end: When it had returned and its last output was committed.
+        end: When it had returned, its outputs were committed and the chunk acknowledged.
         seconds: Time of work on the devices: without waits, loading and freeing.
         waited_s: Time spent waiting for the chunk.
         locked_s: Time spent waiting for the devices (0: not shared).
@@ -65,6 +65,11 @@ class ChunkRecord:
     def group(self) -> str:
         """The worker's group."""
         return self.worker.rpartition("/")[0]
+
+    @property
+    def busy_s(self) -> float:
+        """Time of work, and of passing on what it made: until the next chunk could be taken."""
+        return max(self.seconds, self.end - self.start - self.offload_s)
 
     def parts(self) -> Iterator[tuple[str, float, float]]:
         """What it was spent on: kind ("stage": the work itself), start and seconds of each part

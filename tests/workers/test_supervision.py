@@ -7,6 +7,7 @@ import pytest
 from rlinf.workers.errors import StartError, StateLost, WorkerDied
 from rlinf.workers.incidents import (
     Answered,
+    Broke,
     Command,
     Died,
     Fail,
@@ -63,6 +64,45 @@ def test_unanswered_calls_go_to_the_next_incarnation() -> None:
     assert core.step(Died("a/0", 0, "lost"), 3.2) == [], "the same death is told twice"
     assert core.step(Started("a/0", 1, 8), 4.0) == [Send("a/0", 1, 2)]
     assert core.step(Answered("a/0", 1, 2), 5.0) == [Release(2)]
+
+
+def test_a_late_loss_of_the_one_before_is_no_death_of_the_next() -> None:
+    """It comes once the next was launched, once it runs, and once it was called."""
+    core = Supervision(LIMITS)
+    core.step(Join("a/0", 3), 0.0)
+    core.step(Started("a/0", 0, 7, epoch=1), 1.0)
+    core.step(Submit("a/0", 1), 2.0)
+    assert Launch("a/0", 1) in core.step(Died("a/0", 0, "silent"), 3.0)
+    late = Broke("a/0", 1, "its connection broke")
+    assert core.step(late, 3.1) == []
+    assert core.step(Started("a/0", 1, 8, epoch=2), 4.0) == [Send("a/0", 1, 1)]
+    assert core.step(late, 4.1) == []
+    assert core.is_running("a/0")
+    assert Launch("a/0", 2) in core.step(Broke("a/0", 2, "its connection broke"), 5.0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_losses_told_in_any_order_count_once(seed: int) -> None:
+    """Each incarnation dies once, which is told up to three times, now or at any later moment."""
+    dice = random.Random(seed)
+    core = Supervision(LIMITS)
+    launched = core.step(Join("a/0", 1000), 0.0)
+    told: list[Broke | Died] = []
+    for k in range(30):
+        assert launched == [Launch("a/0", k)]
+        for late in told[:]:
+            if dice.random() < 0.4:
+                assert core.step(late, float(k)) == []
+        core.step(Started("a/0", k, 100 + k, epoch=k + 1), float(k))
+        core.step(Submit("a/0", k), float(k))
+        core.step(Answered("a/0", k, k), float(k))
+        for late in dice.sample(told, len(told)):
+            assert core.step(late, float(k)) == []
+        ends = [Broke("a/0", k + 1, "lost"), Broke("a/0", k + 1, "call"), Died("a/0", k, "killed")]
+        dice.shuffle(ends)
+        commands = core.step(ends[0], float(k))
+        launched = [command for command in commands if isinstance(command, Launch)]
+        told += ends[1:]
 
 
 def test_a_worker_that_may_not_be_restarted_stops_the_job() -> None:

@@ -230,26 +230,30 @@ class Controller:
             died = incidents.Died(hello.worker, hello.incarnation, str(hello.fault), hello.fault)
             self._step(died)
             return
-        seat.epoch = request.epoch
+        if hello.incarnation == seat.incarnation:
+            seat.epoch = request.epoch
         seat.started.set_result(None)
         self._chronicle.note("started", hello.worker, f"{hello.worker} runs, process {hello.pid}")
-        self._step(incidents.Started(hello.worker, hello.incarnation, hello.pid))
+        started = incidents.Started(hello.worker, hello.incarnation, hello.pid, request.epoch)
+        self._step(started)
 
     def _watch(self, event: Event) -> None:
         if not isinstance(event, Lost):
             return
-        seat = self._seats.get(str(event.peer))
-        if seat is not None and event.epoch == seat.epoch:
-            # The launcher knows better how it ended, if it knows already.
-            self._hands_do(self._lost, str(event.peer), seat.incarnation, event.reason)
+        cause = f"its connection broke ({event.reason})"
+        self._hands_do(self._lost, incidents.Broke(str(event.peer), event.epoch, cause))
 
-    def _lost(self, worker: str, incarnation: int, reason: str) -> None:
-        seat = self._seats.get(worker)
+    def _lost(self, event: incidents.Broke | incidents.Died) -> None:
+        seat = self._seats.get(event.worker)
         if seat is None or self._closed.is_set():
             return
-        if seat.incarnation == incarnation and seat.process is not None:
-            seat.process.join(LAST_WORDS_S)
-        self._step(incidents.Died(worker, incarnation, f"its connection broke ({reason})"))
+        if isinstance(event, incidents.Broke):
+            is_this = event.epoch == seat.epoch
+        else:
+            is_this = event.incarnation == seat.incarnation
+        if is_this and seat.process is not None:
+            seat.process.join(LAST_WORDS_S)  # the launcher knows better how it ended
+        self._step(event)
 
     def _tick(self) -> None:
         while not self._closed.wait(self._core.limits.heartbeat_s):
@@ -289,15 +293,15 @@ class Controller:
                 self._chronicle.note("died", command.worker, text)
             self._hands_do(self._launch, command)
         elif isinstance(command, incidents.Kill):
-            self._hands_do(_kill, self._seats[command.worker].process)
+            self._hands_do(self._kill, command.worker)
         elif isinstance(command, incidents.Ping):
             self._ping(command)
         else:
             log.debug("the job was stopped: %s", command.error)
             self._chronicle.note("stopped", "", str(command.error))
-            for seat in self._seats.values():
+            for worker, seat in self._seats.items():
                 seat.started.set_error(command.error)
-                self._hands_do(_kill, seat.process)
+                self._hands_do(self._kill, worker)
 
     def _send(self, command: incidents.Send) -> None:
         pending = self._calls.get(command.call)
@@ -318,7 +322,10 @@ class Controller:
         self, command: incidents.Send, pending: _Pending, value: Any, error: BaseException | None
     ) -> None:
         if isinstance(error, CommError) and not isinstance(error, (CodecError, RemoteError)):
-            self._hands_do(self._lost, command.worker, command.incarnation, str(error))
+            cause = f"its connection broke ({error})"
+            died = incidents.Died(command.worker, command.incarnation, cause)
+            broke = incidents.Broke(command.worker, getattr(error, "epoch", None) or 0, cause)
+            self._hands_do(self._lost, broke if broke.epoch else died)
             return
         pending.value, pending.error = value, error
         self._step(incidents.Answered(command.worker, command.incarnation, command.call))
@@ -377,18 +384,17 @@ class Controller:
 
         if self.failure is not None:
             return
+        seat.process, seat.incarnation, seat.epoch = None, command.incarnation, 0
         try:
-            process = self._launcher.start(seat.factory(command.incarnation), ended)
+            seat.process = self._launcher.start(seat.factory(command.incarnation), ended)
         except Exception as error:  # noqa: BLE001 - a thread's edge; becomes the job's failure
             text = (
                 str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
             )
             fault = StartError(f"{command.worker} was not started: {text}", worker=command.worker)
             self._step(incidents.Died(command.worker, command.incarnation, str(fault), fault))
-            return
-        seat.process, seat.incarnation = process, command.incarnation
 
-
-def _kill(process: Process | None) -> None:
-    if process is not None:
-        process.kill()
+    def _kill(self, worker: str) -> None:
+        seat = self._seats.get(worker)
+        if seat is not None and seat.process is not None:
+            seat.process.kill()

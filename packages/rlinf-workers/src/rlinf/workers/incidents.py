@@ -6,6 +6,7 @@ from rlinf.workers.errors import StartError, WorkerError
 
 __all__ = [
     "Answered",
+    "Broke",
     "Command",
     "Died",
     "Event",
@@ -64,11 +65,12 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """This incarnation is constructed and takes calls."""
+    """This incarnation is constructed and takes calls; `epoch`: of its endpoint."""
 
     worker: str
     incarnation: int
     pid: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,23 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Broke:
+    """The connection to the endpoint with this epoch is gone, `cause` says how: so is its process.
+
+    That may be told late, when the next incarnation has been launched already.
+    """
+
+    worker: str
+    epoch: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = Join | Submit | Forget | Started | Answered | Heard | Died | Tick
+Event = Join | Submit | Forget | Started | Answered | Heard | Died | Broke | Tick
 
 # -- commands: what is to be done -----------------------------------------------------------------
 

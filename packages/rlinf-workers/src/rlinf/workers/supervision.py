@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from rlinf.workers.errors import StartError, StateLost, WorkerDied, WorkerError
 from rlinf.workers.incidents import (
     Answered,
+    Broke,
     Command,
     Died,
     Event,
@@ -87,6 +88,7 @@ class _Member:
     """Its state is gone and nobody has begun to bring it back."""
     incarnation: int = 0
     pid: int | None = None
+    epoch: int = 0
     running: bool = False
     deaths: int = 0
     """In a row: a call that is done sets it back."""
@@ -152,6 +154,11 @@ class Supervision:
             yield from self._submit(event, self._members[event.worker])
         elif isinstance(event, Forget):
             self._members[event.worker].calls.pop(event.call, None)
+        elif isinstance(event, Broke):
+            member = self._members[event.worker]
+            if member.running and member.epoch == event.epoch:
+                died = Died(event.worker, member.incarnation, event.cause)
+                yield from self._die(died, member, now)
         else:
             member = self._members[event.worker]
             if event.incarnation != member.incarnation:
@@ -179,7 +186,8 @@ class Supervision:
                 yield Send(event.worker, member.incarnation, event.call)
 
     def _start(self, event: Started, member: _Member, now: float) -> Iterator[Command]:
-        member.running, member.pid, member.heard, member.pinged = True, event.pid, now, False
+        member.running, member.pid, member.epoch = True, event.pid, event.epoch
+        member.heard, member.pinged = now, False
         for call in member.calls:
             yield Send(event.worker, member.incarnation, call)
 

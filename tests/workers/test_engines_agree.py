@@ -15,7 +15,7 @@ from rlinf.workers.engines.trainer_config import Parallel
 from rlinf.workers.roles import GenerationRequest, Sampling, Score, ScoredGroup
 from rlinf.workers.team import Team
 from tests.workers.ranks import Ranks
-from tests.workers.test_fsdp import VOCABULARY, scored_groups, train
+from tests.workers.test_fsdp import ALONE, VOCABULARY, scored_groups, train
 
 STEPS = 20
 CONFIG = TrainerConfig(OptimiserConfig(lr=1e-3))
@@ -34,7 +34,7 @@ def curve(team, engine):
     trainer = TorchTrainer(model(), config) if team is None else make(model(), config, team)
     steps = [scored_groups(seed=seed) for seed in range(STEPS)]
     own = slice(None) if team is None else slice(team.rank, None, team.size)
-    metrics, _ = train(trainer, steps, lambda groups: groups[own])
+    metrics, _ = train(trainer, steps, lambda groups: groups[own], team or ALONE)
     return [(step["loss"], step["grad_norm"]) for step in metrics]
 
 

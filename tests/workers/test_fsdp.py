@@ -28,6 +28,7 @@ torch.set_num_threads(1)  # several threads on busy cores wait for each other mo
 
 VOCABULARY = 21
 CONFIG = TrainerConfig(OptimiserConfig(lr=1e-2, warmup_steps=2, weight_decay=0.01))
+ALONE = Team()
 
 
 def tiny(dtype=torch.float64):
@@ -67,14 +68,20 @@ def scored_groups(count=8, *, n=4, seed=0):
 STEPS = [scored_groups(seed=seed) for seed in range(3)]
 
 
-def train(engine, steps, give=lambda groups: groups):
+def weights_of(engine, team):
+    """Whole and copied, on rank 0; nothing on the others."""
+    whole = team.collect(as_shards(engine.state()))
+    return {name: value.clone() for name, value in whole.items()}
+
+
+def train(engine, steps, give=lambda groups: groups, team=ALONE):
     """The numbers of each step, and the weights after the last."""
     found = []
     for groups in steps:
         engine.accumulate(give(groups))
         engine.end_round()
         found.append(engine.finish_step().metrics())
-    return found, {name: value.clone() for name, value in engine.state().items()}
+    return found, weights_of(engine, team)
 
 
 def train_together(team, config, steps, model=tiny, skew=False):
@@ -86,7 +93,7 @@ def train_together(team, config, steps, model=tiny, skew=False):
             return groups if team.rank == team.size - 1 else []
         return groups[team.rank :: team.size]
 
-    return train(engine, steps, own)
+    return train(engine, steps, own, team)
 
 
 def alone(config, steps, model=tiny):
@@ -181,7 +188,7 @@ def supervised(team):
     ]
     written = [rng.random(len(response)) < 0.7 for _, response in pairs]
     losses = [engine.sft_step(pairs, OptimiserConfig(), told) for told in (None, written, None)]
-    return losses, {name: value.clone() for name, value in engine.state().items()}
+    return losses, weights_of(engine, team or ALONE)
 
 
 def test_supervised_steps(two):
@@ -203,7 +210,7 @@ def read(engine, folder):
 
 def train_and_write(team, folder):
     engine = fsdp.make(tiny(), CONFIG, team)
-    train(engine, STEPS[:2])
+    train(engine, STEPS[:2], team=team)
     write(engine, folder, team.rank)
 
 
@@ -211,7 +218,7 @@ def read_and_train(team, folder):
     engine = fsdp.make(tiny(), CONFIG, team)
     engine.accumulate(STEPS[0])  # a step that was begun is forgotten
     read(engine, folder)
-    return train(engine, STEPS[2:], lambda groups: groups[team.rank :: team.size])
+    return train(engine, STEPS[2:], lambda groups: groups[team.rank :: team.size], team)
 
 
 def test_a_checkpoint_goes_on_at_any_size_and_with_either_engine(two, tmp_path):
@@ -241,10 +248,10 @@ def test_one_rank_in_this_process_is_a_trainer_engine():
     tensors, numbers = engine.save()
     whole = {name: shard.values for name, shard in tensors.items()}
     del whole["model.model.norm.weight"]
-    before = {name: value.clone() for name, value in engine.state().items()}
+    before = weights_of(engine, team)
     with pytest.raises(WeightsMismatch, match=r"no values for the parameter model\.norm\.weight"):
         engine.restore(whole, numbers)
-    assert all(torch.equal(before[name], value) for name, value in engine.state().items())
+    assert all(torch.equal(before[name], value) for name, value in weights_of(engine, team).items())
     before = engine.resident_bytes()
     engine.offload()
     engine.onload()

@@ -72,7 +72,7 @@ WAYS = {
 
 def train_together(team, config, steps, name):
     engine = megatron.make(MODELS[name](), config, team)
-    return train(engine, steps, lambda groups: groups[team.rank :: team.size])
+    return train(engine, steps, lambda groups: groups[team.rank :: team.size], team)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +96,14 @@ def test_two_ranks_step_as_one_process_does(two, way, name):
 def train_and_write(team, folder, way, name):
     config = dataclasses.replace(CONFIG, parallel=way)
     engine = megatron.make(MODELS[name](), config, team)
-    train(engine, STEPS[:2], lambda groups: groups[team.rank :: team.size])
+    train(engine, STEPS[:2], lambda groups: groups[team.rank :: team.size], team)
     write(engine, folder, team.rank)
 
 
 def read_and_train(team, folder, way, name):
     engine = megatron.make(MODELS[name](), dataclasses.replace(CONFIG, parallel=way), team)
     read(engine, folder)
-    return train(engine, STEPS[2:], lambda groups: groups[team.rank :: team.size])
+    return train(engine, STEPS[2:], lambda groups: groups[team.rank :: team.size], team)
 
 
 @pytest.mark.parametrize("name", ["tied", "llama"])
@@ -141,7 +141,7 @@ def test_what_does_not_learn_stays_and_the_rest_learns_as_ever(two, way, part):
 
 def train_and_write_adapters(team, folder):
     engine = megatron.make(qwen2(), ADAPTERS, team)
-    train(engine, STEPS[:2], lambda groups: groups[team.rank :: team.size])
+    train(engine, STEPS[:2], lambda groups: groups[team.rank :: team.size], team)
     write(engine, folder, team.rank)
 
 
@@ -163,7 +163,7 @@ def single():
 
 def train_single_together(team, config, steps):
     engine = megatron.make(single(), config, team)
-    return train(engine, steps, lambda groups: groups[team.rank :: team.size])
+    return train(engine, steps, lambda groups: groups[team.rank :: team.size], team)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rlinf.workers.engines.torch_generate import GenerateConfig
     from rlinf.workers.engines.trainer_config import TrainerConfig
     from rlinf.workers.roles import RewardEngine, RolloutEngine
+    from rlinf.workers.team import Team
     from rlinf.workers.weights import WeightTarget
 
     class _ServingEngine(RolloutEngine, WeightTarget, Protocol):
@@ -251,12 +252,22 @@ class CriticWorker(LearnerWorker):
 
 
 class PublisherWorker(LearnerWorker):
-    """A learner that publishes what it has learnt: base of trainers."""
+    """A learner that publishes what it has learnt: base of trainers.
 
-    def __init__(self) -> None:
+    Args:
+        team: Ranks that hold parts of the weights, and publish them together; None: any rank has
+            them all, and the first one publishes.
+    """
+
+    def __init__(self, team: "Team | None" = None) -> None:
         from rlinf.workers.weights import WeightPublisher
 
-        self._publisher = WeightPublisher(self.endpoint)
+        self._publishes = team is not None or self.rank == 0
+        if team is None or team.size == 1:
+            self._publisher = WeightPublisher(self.endpoint)
+        else:
+            mates = tuple(f"{self.id.group}/{k}" for k in range(team.size) if k != team.rank)
+            self._publisher = WeightPublisher(self.endpoint, mates, team.gather)
         self._begin()
 
     def restore(self, folder: str | None) -> None:
@@ -267,10 +278,10 @@ class PublisherWorker(LearnerWorker):
     def publish(self) -> int:
         """Offer the weights as they are now to every rollout; returns their version.
 
-        Of several ranks the first has them all and offers them.
+        Every rank offers what it holds of them.
         """
         state, version = self._engine.state(), int(self._engine.version)
-        return self._publisher.publish(state, version).version if self.rank == 0 else version
+        return self._publisher.publish(state, version).version if self._publishes else version
 
 
 class TrainerWorker(PublisherWorker):
@@ -278,7 +289,7 @@ class TrainerWorker(PublisherWorker):
 
     The engine is that of `config.engine`; where it has several ranks, each is a worker of the group
     (`group(..., count=config.ranks)`), and every call is to be made on all of them. What a step was
-    is the result of each; rank 0 is the one to fetch weights from.
+    is the result of each. Weights are fetched from all: rank 0 is the one to name.
     """
 
     _engine: Any
@@ -290,7 +301,7 @@ class TrainerWorker(PublisherWorker):
             raise ConfigError(f"trainer.ranks={config.ranks}, but there are {self.world_size}")
         self._model, self._config = model, config
         self._team = Team.of(self)
-        super().__init__()
+        super().__init__(self._team)
 
     def _begin(self) -> None:
         from rlinf.workers.engines.models import build_model

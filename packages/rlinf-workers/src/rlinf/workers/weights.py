@@ -6,13 +6,18 @@ thread answers; so a restarted receiver gets the current version while the train
 one host all receivers read the same memory. A receiver says what it has and is sent only the
 tensors that differ: all of them after a restart, the trained ones after a step.
 
+Where the ranks of a trainer hold parts of the model, each of them publishes its own: boxes of
+tensors (`Shard`), however they are cut. Nothing is gathered in one place before it leaves: a
+receiver asks every rank, and puts the tensors together that it needs.
+
 Both sides fingerprint the bytes. What does not match is refused before a parameter is touched, so
 the old version goes on serving and a fetch can simply be repeated.
 """
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -22,6 +27,7 @@ from rlinf.comm import DEFAULT, Endpoint, Request, WorkerId
 from rlinf.comm.handle import TimeoutLike
 from rlinf.workers.errors import WorkerError
 from rlinf.workers.fingerprint import combined, marks_of
+from rlinf.workers.shards import Shard, as_shards, assembled
 
 __all__ = [
     "Published",
@@ -34,6 +40,11 @@ __all__ = [
 ]
 
 SERVICE = "weights"
+AGAIN_S, AGREE_S = 0.05, 30.0
+"""Ranks which publish a version, one after another, are asked again after so long, for so long."""
+
+Parts = Mapping[str, Tensor | Shard]
+"""Whole tensors by name, and boxes by name and place (`named`)."""
 
 
 class WeightsUnknown(WorkerError):
@@ -56,19 +67,21 @@ class WeightsCorrupt(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version of the weights.
+    """A version of the weights, as one rank offers it.
 
     Attributes:
         version: Its number.
-        fingerprint: Of all tensors together.
-        marks: The fingerprint of each tensor.
-        state: Those tensors that are asked for: a snapshot which nobody changes.
+        fingerprint: Of all parts of all ranks together.
+        marks: The fingerprint of each of them.
+        state: Those of this rank's parts that are asked for: a snapshot which nobody changes.
+        mates: The other ranks, which offer the rest of it.
     """
 
     version: int
     fingerprint: str
     marks: Mapping[str, str] = field(repr=False)
-    state: Mapping[str, Tensor] = field(repr=False)
+    state: Parts = field(repr=False)
+    mates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +106,61 @@ class WeightTarget(Protocol):
         """Copy the tensors in place, all or none of them, and serve them as this version."""
 
 
-class WeightPublisher:
-    """The trainer's side. Serves "weights" on `endpoint` from now on."""
+def named(name: str, part: Tensor | Shard) -> str:
+    """What a part of the tensor `name` is called: a box has its place in its name."""
+    if isinstance(part, Shard) and tuple(part.values.shape) != part.shape:
+        return f"{name}@{','.join(map(str, part.start))}"
+    return name
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+
+def _tensor_of(part: str) -> str:
+    return part.partition("@")[0]
+
+
+def _values(part: Tensor | Shard) -> Tensor:
+    return part.values if isinstance(part, Shard) else part
+
+
+def _alone(marks: dict[str, str]) -> list[dict[str, str]]:
+    return [marks]
+
+
+class WeightPublisher:
+    """The trainer's side. Serves "weights" on `endpoint` from now on.
+
+    Args:
+        mates: The other ranks that publish parts of the same weights.
+        gather: Everybody's value, in order of rank, on every rank: then `publish` is collective.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        mates: tuple[str, ...] = (),
+        gather: Callable[[dict[str, str]], list[dict[str, str]]] = _alone,
+    ) -> None:
+        self._endpoint, self._mates, self._gather = endpoint, mates, gather
         self._lock = threading.Lock()
         self._latest: Published | None = None
         endpoint.serve(SERVICE, self._answer)
 
-    def publish(self, state: Mapping[str, Tensor], version: int) -> Published:
+    def publish(self, state: Parts, version: int) -> Published:
         """Make a snapshot of `state` the latest version. Publishing it again changes nothing.
 
-        Memory is needed for the tensors that changed only. When it fails the version before stays
+        Memory is needed for the parts that changed only. When it fails the version before stays
         the latest one.
+
+        Args:
+            state: The tensors, or the boxes of them, that this rank is to hand out, by the names of
+                the tensors.
 
         Raises:
             WeightsUnchanged: The version grew but not a byte is different (the optimiser's step did
                 not reach these weights), or the same version now has other bytes.
         """
-        marks, last = marks_of(state), self._latest
+        parts, last = {named(name, part): part for name, part in state.items()}, self._latest
+        own = marks_of({name: _values(part) for name, part in parts.items()})
+        marks = {name: mark for rank in self._gather(own) for name, mark in rank.items()}
         mark = combined(marks)
         if last is not None and (version > last.version) == (mark == last.fingerprint):
             raise WeightsUnchanged(
@@ -124,7 +172,8 @@ class WeightPublisher:
             )
         if last is not None and version <= last.version:
             return last
-        latest = Published(version, mark, marks, self._snapshot(state, marks, last))
+        copies = self._snapshot(parts, marks, last)
+        latest = Published(version, mark, marks, copies, self._mates)
         with self._lock:
             self._latest = latest
         return latest
@@ -134,20 +183,19 @@ class WeightPublisher:
         with self._lock:
             self._latest = None
 
-    def _snapshot(
-        self, state: Mapping[str, Tensor], marks: Mapping[str, str], last: Published | None
-    ) -> Mapping[str, Tensor]:
-        """Copies of the tensors; those that are as they were keep their copy."""
-        kept: dict[str, Tensor] = {}
+    def _snapshot(self, parts: Parts, marks: Mapping[str, str], last: Published | None) -> Parts:
+        """Copies of the parts; those that are as they were keep their copy."""
+        kept: dict[str, Tensor | Shard] = {}
         if last is not None:
             kept = {n: t for n, t in last.state.items() if last.marks[n] == marks.get(n)}
-        return {n: kept[n] if n in kept else self._copy(t) for n, t in state.items()}
+        return {n: kept[n] if n in kept else self._copy(t) for n, t in parts.items()}
 
-    def _copy(self, tensor: Tensor) -> Tensor:
-        copy: Tensor = self._endpoint.empty(tuple(tensor.shape), tensor.dtype)
+    def _copy(self, part: Tensor | Shard) -> Tensor | Shard:
+        values = _values(part)
+        copy: Tensor = self._endpoint.empty(tuple(values.shape), values.dtype)
         with torch.no_grad():
-            copy.copy_(tensor)
-        return copy
+            copy.copy_(values)
+        return replace(part, values=copy) if isinstance(part, Shard) else copy
 
     def _answer(self, request: Request) -> None:
         wanted: Wanted = request.payload
@@ -162,7 +210,7 @@ class WeightPublisher:
             return
         marks = latest.marks
         missing = {n: t for n, t in latest.state.items() if wanted.marks.get(n) != marks[n]}
-        request.reply(Published(latest.version, latest.fingerprint, marks, missing))
+        request.reply(replace(latest, state=missing))
 
 
 class WeightReceiver:
@@ -171,38 +219,82 @@ class WeightReceiver:
     def __init__(self, endpoint: Endpoint, target: WeightTarget) -> None:
         self._endpoint, self._target = endpoint, target
         self._marks: Mapping[str, str] = {}
+        self._tensors: dict[str, str] = {}
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights that were fetched last; empty before."""
-        return combined(self._marks) if self._marks else ""
+        """Of the tensors that were fetched last, however they were cut; empty before."""
+        return combined(self._tensors) if self._marks else ""
 
     def fetch(
         self, trainer: str | WorkerId, version: int | None = None, timeout: TimeoutLike = DEFAULT
     ) -> Published:
         """Load the trainer's latest weights, which must be `version` or newer.
 
+        Args:
+            trainer: One of its ranks; it names the others.
+
+        Returns:
+            The version as whole tensors, of which `state` has those that changed.
+
         Raises:
             WeightsUnknown: It has not published that version.
             WeightsCorrupt: The bytes that arrived are not those that were published.
             rlinf.comm.CommError: The trainer could not be reached in time.
         """
-        wanted = Wanted(version, self._marks)
-        answer = self._endpoint.call(SERVICE, wanted, to=trainer, timeout=timeout)
-        latest = answer.result(timeout)
-        if not isinstance(latest, Published):
-            raise WeightsCorrupt(f"{trainer} answered {type(latest).__name__} in place of weights")
+        latest = self._changed(str(trainer), version, timeout)
         self._check(latest, str(trainer))
+        tensors = _put_together(latest, str(trainer))
+        known = self._tensors if self._marks else {}
         # Until all of it is known to be served, nothing is: after a failure all is sent again.
-        self._marks = {}
-        self._target.load_state(latest.state, latest.version)
-        self._check_served(latest)
-        self._marks = latest.marks
-        return latest
+        self._marks, self._tensors = {}, {}
+        self._target.load_state(tensors, latest.version)
+        self._check_served(tensors, latest.version)
+        self._marks, self._tensors = latest.marks, {**known, **marks_of(tensors)}
+        mark, marks = self.fingerprint, self._tensors
+        return replace(latest, fingerprint=mark, marks=marks, state=tensors)
+
+    def _changed(self, trainer: str, version: int | None, timeout: TimeoutLike) -> Published:
+        """Everything of those tensors of which something is not what was fetched last."""
+        known = self._marks
+        while True:
+            latest = self._gathered(trainer, Wanted(version, known), timeout)
+            changed = {_tensor_of(part) for part in latest.state}
+            lacking = {n for n in latest.marks if _tensor_of(n) in changed} - latest.state.keys()
+            if not lacking:
+                return latest
+            known = {n: mark for n, mark in known.items() if n not in lacking}
+
+    def _gathered(self, trainer: str, wanted: Wanted, timeout: TimeoutLike) -> Published:
+        """What all ranks offer of one version; they may be about to publish another."""
+        until = time.monotonic() + AGREE_S
+        while True:
+            [first] = self._asked([trainer], wanted, timeout)
+            try:
+                others = self._asked(first.mates, replace(wanted, version=first.version), timeout)
+                agree = all(other.fingerprint == first.fingerprint for other in others)
+            except WeightsUnknown:
+                agree = False
+            if agree:
+                state = {n: p for rank in (first, *others) for n, p in rank.state.items()}
+                return replace(first, state=state)
+            if time.monotonic() > until:
+                ranks = ", ".join((trainer, *first.mates))
+                text = f"{ranks} publish different versions, and did for {AGREE_S:g} s"
+                raise WeightsUnknown(text, wanted=wanted.version, latest=first.version)
+            time.sleep(AGAIN_S)
+
+    def _asked(self, ranks: Sequence[str], wanted: Wanted, timeout: TimeoutLike) -> list[Published]:
+        calls = [self._endpoint.call(SERVICE, wanted, to=rank, timeout=timeout) for rank in ranks]
+        answers = [call.result(timeout) for call in calls]
+        for rank, answer in zip(ranks, answers, strict=True):
+            if not isinstance(answer, Published):
+                raise WeightsCorrupt(f"{rank} answered {type(answer).__name__} in place of weights")
+        return answers
 
     def _check(self, latest: Published, trainer: str) -> None:
         """What arrived is what was published, and with what is here it is the whole version."""
-        arrived = marks_of(latest.state)
+        arrived = marks_of({n: _values(part) for n, part in latest.state.items()})
         found = combined({n: arrived.get(n, self._marks.get(n, "")) for n in latest.marks})
         if found != latest.fingerprint:
             raise WeightsCorrupt(
@@ -213,17 +305,26 @@ class WeightReceiver:
                 found=found,
             )
 
-    def _check_served(self, latest: Published) -> None:
+    def _check_served(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """The engine serves what it was given, in its own dtype."""
         serving = self._target.state()
-        for name, value in latest.state.items():
+        for name, value in tensors.items():
             if name not in serving:
                 continue
             served = serving[name]
             if not torch.equal(served, value.to(served.device, served.dtype)):
                 raise WeightsCorrupt(
-                    f"{self._endpoint.id} loaded version {latest.version}, but its engine still "
-                    f"serves another {name}: it must copy weights in place, into the tensors that "
-                    "it computes with",
-                    version=latest.version,
+                    f"{self._endpoint.id} loaded version {version}, but its engine still serves "
+                    f"another {name}: it must copy weights in place, into the tensors that it "
+                    "computes with",
+                    version=version,
                 )
+
+
+def _put_together(latest: Published, trainer: str) -> dict[str, Tensor]:
+    """Whole tensors from boxes; one that came whole is not copied."""
+    try:
+        return assembled((_tensor_of(n), shard) for n, shard in as_shards(latest.state).items())
+    except ValueError as error:
+        text = f"the ranks of {trainer} do not publish all of version {latest.version}: {error}"
+        raise WeightsCorrupt(text, version=latest.version) from error

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlinf.workers.engines.backbone import TransformersBackbone, backbone_of
 from rlinf.workers.engines.layers import layers_of, recompute_layers, select_trainable
 from rlinf.workers.engines.layout import Piece
-from rlinf.workers.engines.lora import adapt, merged
+from rlinf.workers.engines.lora import adapt
 from rlinf.workers.engines.models import in_bfloat16
 from rlinf.workers.engines.parameters import nbytes
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Rows
@@ -82,10 +82,6 @@ class FsdpModel:
         norm: Any = nn.utils.get_total_norm(gradients)
         whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
-
-    def publish(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `ShardedModel`: adapters added in."""
-        return merged(state, self._config.lora)
 
     def move(self, tensors: Sequence[Tensor], *, away: bool) -> None:
         """See `ShardedModel`."""

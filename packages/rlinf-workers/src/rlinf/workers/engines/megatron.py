@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlinf.workers.algorithms.masking import at_least_float32
 from rlinf.workers.engines.layout import Piece, fill
-from rlinf.workers.engines.lora import adapt, merged
+from rlinf.workers.engines.lora import adapt
 from rlinf.workers.engines.megatron_layout import Place, pieces_of, shape_of
 from rlinf.workers.engines.megatron_lora import add_adapters
 from rlinf.workers.engines.megatron_model import Packing, build, core, on_this_machine
@@ -123,10 +123,6 @@ class MegatronModel:
                 total += parameter.grad.double().square().sum()
         dist.all_reduce(total, group=self._state.get_model_parallel_group())
         return total.sqrt().to(next(self._module.parameters()).dtype)
-
-    def publish(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See `ShardedModel`: adapters added in."""
-        return merged(state, self._config.lora)
 
     def move(self, tensors: Sequence[Tensor], *, away: bool) -> None:
         """See `ShardedModel`."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rlinf.workers.algorithms.balance import partition
 from rlinf.workers.engines.layout import Piece, check, fill, parts
+from rlinf.workers.engines.lora import merged
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.policy_batch import MicroBatch, TrainRows, cut, pieces
 from rlinf.workers.engines.policy_step import Pair, policy_loss, settle, supervised_rows
@@ -78,9 +79,6 @@ class ShardedModel(Protocol):
     def norm(self) -> Tensor:
         """The norm of the gradient of the whole model, a scalar; the same on all ranks."""
 
-    def publish(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole parameters by the names of `pieces`, as rollouts know them."""
-
     def move(self, tensors: Sequence[Tensor], *, away: bool) -> None:
         """Bring the parameters and these tensors onto the device, or away from it."""
 
@@ -120,11 +118,15 @@ class ShardedTrainer:
         """Number of policy steps that have changed the weights."""
         return self._version
 
-    def state(self) -> Mapping[str, Tensor]:
-        """The whole parameters by transformers' names on rank 0; nothing on the others."""
-        return self._model.publish(
-            self._team.collect(parts(self._model.pieces, self._model.tensors()))
-        )
+    def state(self) -> Mapping[str, Tensor | Shard]:
+        """This rank's boxes of the parameters, by transformers' names. See `TrainerEngine`.
+
+        With adapters, which are added in: all of it on rank 0, nothing on the others.
+        """
+        own = parts(self._model.pieces, self._model.tensors())
+        if self._config.lora is None:
+            return own
+        return merged(self._team.collect(own), self._config.lora)
 
     def accumulate(self, groups: Sequence[ScoredGroup]) -> PartialStats:
         """Keep the groups for the end of the step; nothing is computed before."""

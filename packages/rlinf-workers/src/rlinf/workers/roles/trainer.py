@@ -12,6 +12,8 @@ from rlinf.workers.roles.reward import ScoredGroup
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlinf.workers.shards import Shard
+
 __all__ = ["PartialStats", "StepStats", "TrainerEngine"]
 
 
@@ -130,5 +132,9 @@ class TrainerEngine(Residency, Protocol):
     def finish_step(self) -> StepStats:
         """Normalise and clip the gradient, step, and begin the next step."""
 
-    def state(self) -> Mapping[str, "Tensor"]:
-        """The parameters by name, as they are now (not copies): what is published."""
+    def state(self) -> Mapping[str, "Tensor | Shard"]:
+        """The parameters by name, as they are now (not copies): what is published.
+
+        Of several ranks each gives what it has to hand out, tensors or boxes of them; together that
+        is every element once.
+        """

@@ -6,27 +6,24 @@ hatch run embodied env=reacher env.parallelism=32
 hatch run embodied algorithm=grpo           # whole episodes, in groups that begin alike
 hatch run libero:main env=libero_object     # pictures and an instruction; imitates first
 hatch run embodied plan=auto                # profiles itself and finds the best plan
+hatch run embodied plan=spatial scheduling.max_staleness=1    # acting goes on while it learns
 hatch run embodied launcher=inline          # the same program in one process, for pdb
 """
 
 import sys
 
+from acting import Acting
 from recording import Films
 from settings import CONFIG, EmbodiedConfig
 
-from rlinf.workers import Cluster, FlowPlanner, WorkerGroup, main_guard, wait_all
+from rlinf.workers import FlowPlanner, main_guard, wait_all
+from rlinf.workers.ahead import Ahead
 from rlinf.workers.checkpoint import Checkpoints
 from rlinf.workers.engines.simulation.lane import find_spaces
 from rlinf.workers.program import described, run_folder
 from rlinf.workers.recovery import Recovery
-from rlinf.workers.roles.simulator import Spaces
 from rlinf.workers.run import Run
-from rlinf.workers.simulation_hosts import (
-    ActorWorker,
-    PolicyTrainerWorker,
-    SimulatorWorker,
-    SteppedSimulatorWorker,
-)
+from rlinf.workers.simulation_hosts import PolicyTrainerWorker
 
 
 def train(config: EmbodiedConfig) -> None:
@@ -42,11 +39,10 @@ def train(config: EmbodiedConfig) -> None:
         trainer = PolicyTrainerWorker.group(
             cluster, spaces, config.trainer_config(), config.make_policy, name="trainer"
         ).launch()
-        simulator, actor = launch_simulator(cluster, config, spaces)
+        run.say("starting the workers")
+        acting = Acting(cluster, config, spaces)
         films = Films(cluster, config, spaces, run)
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
-        run.say("starting the workers")
-        [lanes] = simulator.lanes().result(None)
         checkpoints = Checkpoints(
             folder / "checkpoints", config.checkpoint, origin, lambda: described(config, run.plan)
         )
@@ -57,41 +53,20 @@ def train(config: EmbodiedConfig) -> None:
                 trainer.warm_up(world, config.imitation, config.seed).result(None)
 
         recovery = Recovery(cluster, [trainer], checkpoints, begin, run)
+        lead = config.scheduling.max_staleness
+        ahead = Ahead(acting.begin, cluster.give_up, config.steps)
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
                 [version] = trainer.publish().result(None)
-                loaded = actor.load_weights(version)
-                requests, trajectories = cluster.channels(step, "requests", "trajectories")
-                requests.put_many(config.requests(step, lanes))
-                requests.close()
-                if actor is simulator:
-                    acting = [simulator.collect(requests, trajectories)]
-                else:
-                    ring = cluster.ring(step, "shown", "decided")
-                    acting = [simulator.step(requests, trajectories, ring), actor.act(*ring)]
-                *_, [report] = wait_all([loaded, *acting, trainer.train(trajectories)])
+                loaded = acting.load_weights(version)
+                calls, trajectories = ahead.take(step, lead if run.plan else 0)
+                *_, [report] = wait_all([loaded, *calls, trainer.train(trajectories)])
                 run.record(step, report.result.metrics())
                 films.draw(step)
+            if attempt.failed:
+                ahead.clear()
         films.finish()
         run.finish()
-
-
-def launch_simulator(
-    cluster: Cluster, config: EmbodiedConfig, spaces: Spaces
-) -> tuple[WorkerGroup, WorkerGroup]:
-    """Who has the environments, and who acts in them: the same group, or another one."""
-    world, settings, make = config.env.world, config.simulator_config(), config.make_policy
-    if config.acting == "inside":
-        both = SimulatorWorker.group(
-            cluster, world, settings, make, "trainer/0", spaces, name="simulator"
-        ).launch()
-        return both, both
-    actor = ActorWorker.group(cluster, spaces, make, "trainer/0", name="policy").launch()
-    [outline] = actor.outline().result(None)
-    stepped = SteppedSimulatorWorker.group(
-        cluster, world, settings, outline, spaces, name="simulator"
-    ).launch()
-    return stepped, actor
 
 
 if __name__ == "__main__":

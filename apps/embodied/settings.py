@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlinf.workers.bounds import Count, Natural, Positive
+from rlinf.workers.course import PlanningConfig
 from rlinf.workers.engines.imitation import ImitationConfig
 from rlinf.workers.engines.policies import PolicySpec, build_policy
 from rlinf.workers.engines.policy_trainer import PolicyTrainerConfig
@@ -16,7 +17,7 @@ from rlinf.workers.roles.policy import Policy
 from rlinf.workers.roles.simulator import CollectRequest, Spaces
 from rlinf.workers.run_config import RunConfig
 
-__all__ = ["CONFIG", "EmbodiedConfig", "EnvConfig", "FilmConfig"]
+__all__ = ["CONFIG", "EmbodiedConfig", "EnvConfig", "FilmConfig", "SchedulingConfig"]
 
 CONFIG = Path(__file__).with_name("config.yaml")
 
@@ -68,6 +69,18 @@ class FilmConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulingConfig(PlanningConfig):
+    """`PlanningConfig`, and how far acting may be ahead of learning.
+
+    Attributes:
+        max_staleness: Acting is so many iterations ahead of learning and goes on beside it, by
+            weights that are so many iterations old at most. 0: each waits for the other.
+    """
+
+    max_staleness: Natural = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EmbodiedConfig(RunConfig):
     """Everything about a run.
 
@@ -93,6 +106,18 @@ class EmbodiedConfig(RunConfig):
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     trainer: PolicyTrainerConfig = field(default_factory=PolicyTrainerConfig)
     film: FilmConfig = field(default_factory=FilmConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        ahead = self.scheduling.max_staleness
+        if ahead and self.plan in ("temporal", "auto"):
+            raise ValueError(
+                f"with scheduling.max_staleness={ahead} acting goes on beside learning, which "
+                f"plan={self.plan} does not allow for: plan=spatial, or the path of a saved plan"
+            )
+        if ahead and self.acting == "apart":
+            raise ValueError("scheduling.max_staleness needs acting=inside")
 
     def make_policy(self, spaces: Spaces) -> Policy:
         """What acts and learns; called where it does."""

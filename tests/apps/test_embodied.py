@@ -62,6 +62,8 @@ def test_keys_that_are_not_known_are_refused() -> None:
     assert "env.name=hovercraft is not known: choose one of cartpole_balance" in unknown.stderr
     mistyped = run("env=reacher", "env.paralelism=2")
     assert "did you mean env.parallelism?" in mistyped.stderr
+    ahead = run("env=reacher", "scheduling.max_staleness=1")
+    assert "acting goes on beside learning, which plan=temporal does not allow for" in ahead.stderr
 
 
 @pytest.mark.slow
@@ -84,6 +86,18 @@ def test_plans_change_nothing_of_what_is_learnt(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert json.loads((folder / "summary.json").read_text())["plan"] in (plan, "single")
     assert learnt(folders["temporal"]) == pytest.approx(learnt(folders["spatial"]), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("launcher", ["inline", "ray"])
+def test_acting_may_be_ahead_of_learning_within_its_bound(tmp_path: Path, launcher: str) -> None:
+    told = (f"folder={tmp_path}", f"launcher={launcher}", "steps=5", "plan=spatial")
+    done = run(*SMALL, *told, "scheduling.max_staleness=1")
+    assert done.returncode == 0, done.stderr
+    lines = metrics(tmp_path)
+    assert [line["env_steps"] for line in lines] == [64] * 5
+    assert [line["staleness"] for line in lines] == [0, 0, 1, 1, 1]
 
 
 @pytest.mark.slow

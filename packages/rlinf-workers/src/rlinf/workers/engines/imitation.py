@@ -4,6 +4,7 @@ Reinforcement learning of rare successes has nothing to begin with; a policy tha
 succeeds now and then.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,11 +74,18 @@ def collect_demonstrations(spec: EnvironmentSpec, config: ImitationConfig) -> li
         ConfigError: None was, or the environment has no script.
     """
 
-    def one(seed: int) -> Demonstration:
-        return demonstrate(spec, seed, config.steps, config.noise, config.timeout_s)
+    shares = [
+        range(first, config.episodes, config.processes)
+        for first in range(min(config.processes, config.episodes))
+    ]
 
-    with ThreadPoolExecutor(config.processes) as threads:
-        made = list(threads.map(one, range(config.episodes)))
+    def some(seeds: range) -> list[Demonstration]:
+        patience_s = config.timeout_s * len(seeds)
+        return demonstrate(spec, seeds, config.steps, config.noise, patience_s)
+
+    with ThreadPoolExecutor(len(shares)) as threads:
+        parts = list(threads.map(some, shares))
+    made = [one for turn in itertools.zip_longest(*parts) for one in turn if one is not None]
     kept = [shown for shown in made if shown.success]
     if not kept:
         raise ConfigError(f"none of {len(made)} demonstrations in {spec.label} was successful")

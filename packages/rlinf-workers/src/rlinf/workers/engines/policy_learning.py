@@ -65,6 +65,7 @@ class PolicyStats:
         decisions: That were learnt from.
         episodes: That ended.
         lost: Episodes whose process was lost.
+        staleness: Largest number of iterations that the weights which acted were behind.
         reward: Mean return of the last 20 episodes that ended; nan before the first.
         success: Share of successes among the same.
         updates: Optimiser steps.
@@ -82,6 +83,7 @@ class PolicyStats:
     decisions: int
     episodes: int
     lost: int
+    staleness: int
     reward: float
     success: float
     updates: int
@@ -96,5 +98,5 @@ class PolicyStats:
     def metrics(self) -> dict[str, float]:
         """The iteration as numbers by name; there is no reward before an episode has ended."""
         numbers = {name: float(getattr(self, name)) for name in self.__slots__}
-        numbers |= {"env_steps": numbers.pop("steps"), "staleness": 0.0}
+        numbers["env_steps"] = numbers.pop("steps")
         return {name: value for name, value in numbers.items() if not math.isnan(value)}

@@ -97,6 +97,8 @@ class PolicyTrainer:
         """Learn from everything that was taken in. Raises `NonFiniteGradient`."""
         held, self._held = [t for own in self._team.gather(self._held) for t in own], []
         ended = [e for one in held for e in one.episodes]
+        oldest = min((one.version for one in held), default=self._version)
+        staleness = self._version - oldest
         self._returns += [(e.reward, e.success) for e in ended if not e.lost]
         if self.tower is not None:
             self.tower.catch_up()
@@ -111,6 +113,7 @@ class PolicyTrainer:
             "steps": sum(one.token_count for one in held),
             "episodes": sum(not e.lost for e in ended),
             "lost": sum(e.lost for e in ended),
+            "staleness": staleness,
             "reward": sum(r for r, _ in self._returns) / count if self._returns else math.nan,
             "success": sum(won for _, won in self._returns) / count,
         }

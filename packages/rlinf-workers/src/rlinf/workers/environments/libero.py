@@ -31,8 +31,8 @@ STATE = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 WORDS = 1024
 """Ids of words, 0 excepted, which pads."""
 LENGTH = 16
-SETTLE_STEPS = 5
-"""Steps in which objects fall into place, as LIBERO's own evaluation does."""
+SETTLE_STEPS = 10
+"""Steps in which objects fall into place and the hand opens: half open, it seems to hold one."""
 
 
 def instruction_ids(text: str) -> npt.NDArray[np.int32]:
@@ -74,7 +74,11 @@ def make(
         chosen = suite.get_task(task)
         path = Path(get_libero_path("bddl_files")) / chosen.problem_folder / chosen.bddl_file
         world = OffScreenRenderEnv(
-            bddl_file_name=str(path), camera_heights=size, camera_widths=size, hard_reset=False
+            bddl_file_name=str(path),
+            camera_names=["agentview"],
+            camera_heights=size,
+            camera_widths=size,
+            hard_reset=False,
         )
         states = suite.get_task_init_states(task)[:starts]
     return LiberoEnvironment(world, chosen.language, (size, limit), states)
@@ -153,6 +157,7 @@ def _object_of(raw: dict[str, Any], language: str) -> str:
 
 
 ABOVE = 0.12
+SLOPE = 4.0
 CARRY = 0.28
 GAIN = 10.0
 
@@ -160,26 +165,23 @@ GAIN = 10.0
 def scripted(raw: dict[str, Any], target: str) -> FloatArray:
     """One action of picking `target` up and dropping it into the basket, from positions alone.
 
-    Above it, down, close, up, over the basket, open: which of these is read from where things are.
+    Towards it, the lower the nearer it is to being over it; close, up, over the basket, open. Which
+    of these is read from where things are, and only where the hand itself shows it is there a
+    sudden change: that is what can be imitated from pictures.
     """
     hand, thing = raw["robot0_eef_pos"], raw[f"{target}_pos"]
     basket = raw["basket_1_pos"]
     opening = float(np.abs(raw["robot0_gripper_qpos"]).sum())
     away = float(np.linalg.norm(thing[:2] - hand[:2]))
-    held = float(np.linalg.norm(thing - hand)) < 0.06 and opening < 0.075
+    held = float(np.linalg.norm(thing - hand)) < 0.06 and opening < 0.067
     over = float(np.linalg.norm(basket[:2] - hand[:2])) < 0.03
-    close = -1.0
-    if held and over:
-        aim = hand  # let go
-    elif held:
-        close = 1.0
+    aim, close = hand, -1.0
+    if held and not over:
         high = hand[2] > CARRY - 0.04
-        aim = np.array([*(basket[:2] if high else hand[:2]), CARRY])
-    elif away > 0.015:
-        aim = np.array([*thing[:2], thing[2] + ABOVE])
-    elif hand[2] - thing[2] > 0.015:
-        aim = thing
-    else:
-        aim, close = thing, 1.0
+        aim, close = np.array([*(basket[:2] if high else hand[:2]), CARRY]), 1.0
+    elif not held:
+        height = np.clip(SLOPE * (away - 0.01), 0, ABOVE)
+        aim = np.array([*thing[:2], thing[2] + height])
+        close = 1.0 if away < 0.015 and hand[2] - thing[2] < 0.015 else -1.0
     move = np.clip(GAIN * (aim - hand), -1, 1)
     return np.array([*move, 0, 0, 0, close], np.float32)

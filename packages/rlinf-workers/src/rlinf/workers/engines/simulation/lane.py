@@ -201,14 +201,16 @@ def film(
 
 
 def demonstrate(
-    spec: EnvironmentSpec, seed: int, steps: int, noise: float, timeout_s: float
-) -> Demonstration:
-    """An episode of the environment's own script, in a process of its own.
+    spec: EnvironmentSpec, seeds: Sequence[int], steps: int, noise: float, timeout_s: float
+) -> list[Demonstration]:
+    """An episode of the environment's own script for each seed, in a process of its own.
 
-    Raises `EnvironmentLost`: there is none, and why.
+    Raises `EnvironmentLost`: there are none, and why.
     """
-    opening = Opening(tuple(sys.path), spec, seed=seed, demonstrate=steps, noise=noise)
-    shown: Demonstration = _ask(opening, timeout_s)
+    opening = Opening(
+        tuple(sys.path), spec, demonstrate=steps, noise=noise, seeds=tuple(map(int, seeds))
+    )
+    shown: list[Demonstration] = _ask(opening, timeout_s)
     return shown
 
 

@@ -35,6 +35,8 @@ __all__ = ["ACT", "BEGIN", "COMMAND", "DONE", "STEP", "Opening", "main"]
 COMMAND = struct.Struct("<cI")
 LENGTH = struct.Struct("<I")
 BEGIN, STEP, ACT, DONE = b"b", b"s", b"c", b"."
+LASTS = 0.8
+"""Share of a demonstration's noise that is left a step later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,10 @@ class Opening:
         descriptor: Of the memory, inherited.
         actor: Acts here, if it is light.
         film: Not 0: act so many steps at most without noise, and only say what that looked like.
-        demonstrate: Not 0: let the environment's script act so many steps at most.
+        demonstrate: Not 0: let the environment's script act so many steps at most, in an episode
+            for each of `seeds`.
         noise: Of the motions that are carried out then.
+        seeds: See `demonstrate`.
     """
 
     path: tuple[str, ...]
@@ -68,6 +72,7 @@ class Opening:
     film: int = 0
     demonstrate: int = 0
     noise: float = 0.0
+    seeds: tuple[int, ...] = ()
 
 
 class Stepper:
@@ -195,22 +200,35 @@ def _film(opening: Opening) -> list[Array]:
     return frames
 
 
-def _demonstrate(opening: Opening) -> Demonstration:
-    """An episode of the environment's script. The last number of an action is left as it is."""
+def _demonstrate(opening: Opening) -> list[Demonstration]:
+    """Episodes of the environment's script."""
     world: Any = make_environment(opening.spec)
     if not hasattr(world, "expert"):
         raise ConfigError(f"{opening.spec.label} has no script to learn from")
-    rng = np.random.default_rng(opening.seed)
-    shown, success = world.reset(opening.seed), False
+    return [_demonstration(world, opening, seed) for seed in opening.seeds]
+
+
+def _demonstration(world: Any, opening: Opening, seed: int) -> Demonstration:
+    """One of them. Noise lasts for some steps, as the errors of a policy that acts in chunks do.
+
+    Numbers that the script leaves at 0 are left alone: it would not correct them. The last number
+    of an action, that of a gripper, is left alone too.
+    """
+    rng = np.random.default_rng(seed)
+    shown, success = world.reset(seed), False
     seen: list[Observation] = []
     wanted: list[FloatArray] = []
     low, high = (np.array(bound, np.float32) for bound in (world.spaces.low, world.spaces.high))
+    noise = np.zeros(len(low))
     while len(wanted) < opening.demonstrate:
         seen.append({name: np.array(array) for name, array in shown.items()})
         wanted.append(world.expert())
-        noise = opening.noise * rng.standard_normal(len(low))
-        noise[-1] = 0
-        outcome = world.step(np.clip(wanted[-1] + noise, low, high).astype(np.float32))
+        noise = LASTS * noise + (1 - LASTS**2) ** 0.5 * opening.noise * rng.standard_normal(
+            len(low)
+        )
+        done = wanted[-1] + noise * (wanted[-1] != 0)
+        done[-1] = wanted[-1][-1]
+        outcome = world.step(np.clip(done, low, high).astype(np.float32))
         shown, success = outcome.observation, success or outcome.success
         if outcome.terminated or outcome.truncated:
             break

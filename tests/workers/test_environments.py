@@ -79,7 +79,7 @@ def test_libero_shows_pictures_and_an_instruction_and_its_script_succeeds() -> N
         assert one.observations["image"].std() > 10
         assert one.observations["instruction"][0, 0, 0] > 0
         assert (one.steps == 4).all()
-    shown = demonstrate(LIBERO, 0, 240, 0.0, 600)
+    [shown] = demonstrate(LIBERO, [0], 240, 0.0, 600)
     assert shown.success and len(shown.actions) < 200
     actor = build_policy(policy, find_spaces(LIBERO, 300)).actor()
     assert len(film(LIBERO, actor, 0, 5, 300)) >= 5

@@ -97,13 +97,15 @@ def measure(quick: bool) -> dict[str, object]:
         code = _disturb(disturbed, minutes * 60.0)
         seconds = time.monotonic() - begun
         steps = len(disturbed.lines())
+        log = (Path(name) / "disturbed.log").read_text()
+        if code:
+            print("\n" + "\n".join(log.splitlines()[-20:]))
+        if not steps:
+            raise SystemExit("the disturbed run did no step; what it said is above")
         quiet = Job.start(Path(name) / "quiet", steps)
         begun = time.monotonic()
         quiet_code = quiet.process.wait()
         quiet_s = time.monotonic() - begun
-        log = (Path(name) / "disturbed.log").read_text()
-        if code:
-            print("\n" + "\n".join(log.splitlines()[-20:]))
         return _compared(disturbed, quiet, log) | {
             "steps": steps,
             "seconds": round(seconds),

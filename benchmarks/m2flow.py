@@ -263,13 +263,15 @@ def change(rounds: int) -> dict[str, object]:
         bench = Bench(cluster, BEFORE)
         bench.launch()
         planner = FlowPlanner(cluster, "auto", config, decisions.append)
-        taken, planned, changed = [], [], 0
+        taken, planned, changed, noticed = [], [], 0, 0
         for number in planner.steps(range(80)):
             taken.append(bench.iterate())
             plans_so_far = sum(decision.plan is not None for decision in decisions)
             planned += [number] * (plans_so_far - len(planned))
             if planned and not changed and number >= planned[0] + 2 * WINDOW:
-                changed, bench.workload = number, AFTER
+                changed, known_so_far, bench.workload = number, len(decisions), AFTER
+            if changed and not noticed and len(decisions) > known_so_far:
+                noticed = number - changed - 1  # it is tried before the iteration it is tried in
             if len(planned) > 1 and number >= planned[1] + 3 * WINDOW:
                 break
         after = statistics.median(taken[planned[1] + 1 :]) if len(planned) > 1 else 0.0
@@ -280,6 +282,7 @@ def change(rounds: int) -> dict[str, object]:
         best = min(_seconds(bench, plan, known.graph, rounds) for plan in rivals)
         pair = chosen[0].plan, chosen[-1].plan
         live = statistics.median(_move(bench, plan, known.graph) for plan in (*pair, *pair)[1:])
+        swings = wave(bench, config)
         stopping = time.perf_counter()
     with Cluster(launcher="ray") as again:
         Bench(again, AFTER).launch()
@@ -287,14 +290,32 @@ def change(rounds: int) -> dict[str, object]:
     found: dict[str, object] = {
         "before": describe(pair[0]),
         "after": describe(pair[1]),
-        "noticed_after": planned[1] - changed if len(planned) > 1 else None,
+        "noticed_after": noticed,
+        "followed_after": planned[1] - changed if len(planned) > 1 else None,
         "plans_made": len(planned) - 1,
         "of_best": round(after / best, 3),
         "live_switch_s": round(live, 4),
         "full_stop_s": round(stopped, 2),
+        "square_wave_plans": swings,
     }
     print(f"\n  a step change: {found}")
     return found
+
+
+def wave(bench: Bench, config: PlanningConfig) -> int:
+    """How often a plan is made for lengths that swing to and fro, three times."""
+    decisions: list[Decision] = []
+    bench.workload = BEFORE
+    begun = None
+    for number in FlowPlanner(bench.cluster, "auto", config, decisions.append).steps(range(70)):
+        bench.iterate()
+        if begun is None and decisions[-1].plan is not None:
+            begun = number
+        if begun is not None:
+            bench.workload = AFTER if (number - begun) // (2 * WINDOW) % 2 else BEFORE
+            if number - begun == 12 * WINDOW:
+                break
+    return sum(decision.plan is not None for decision in decisions) - 1
 
 
 def _move(bench: Bench, plan: Plan, graph: FlowGraph) -> float:

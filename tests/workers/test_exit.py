@@ -74,6 +74,36 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return found
 
 
+BUSY = """
+import sys
+import torch
+from rlinf.workers import Cluster, Worker
+
+class Busy(Worker):
+    def compute(self):
+        layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)])
+        while True:
+            layers(torch.ones(64, 64)).sum().backward()
+
+    def ready(self):
+        pass
+
+with Cluster(launcher="inline") as cluster:
+    group = Busy.group(cluster).launch()
+    group.ready().result(60)
+    group.compute()
+    sys.exit(130)
+"""
+
+
+def test_a_thread_that_computes_does_not_bring_the_end_of_the_process_down() -> None:
+    """It would be in C++ while the interpreter is torn down, as at Ctrl-C in a warm-up."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("launcher", ["inline", "ray"])

@@ -1,6 +1,7 @@
 """Which host this is, and which process: what decides whether memory can be shared."""
 
 import functools
+import ipaddress
 import os
 import socket
 import uuid
@@ -19,3 +20,11 @@ def host_id() -> str:
     except OSError:
         return f"{socket.gethostname()}-{uuid.getnode():x}"
     return f"{boot}-{spaces[0]}-{spaces[1]}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this very host's, whoever asks: 127.0.0.1, ::1, localhost."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -25,6 +25,7 @@ from rlinf.comm.errors import (
     UnknownWorker,
 )
 from rlinf.comm.handle import Handle
+from rlinf.comm.host import host_id, is_loopback
 from rlinf.comm.registry import (
     Change,
     Joined,
@@ -231,8 +232,11 @@ class RegistryClient(Registry):
     def __init__(self, address: str, token: bytes | str, *, caller: "Caller | None" = None) -> None:
         self.address = address
         self.token = token_bytes(token)
-        self._record = WorkerRecord(NAME, 0, (Address.parse(address),))
-        self.host = self._record.addresses[0].host
+        place = Address.parse(address)
+        self.host = place.host
+        # Of another address only the server knows which host has it.
+        here = host_id() if is_loopback(place.host) else ""
+        self._record = WorkerRecord(NAME, 0, (place,), here)
         self._caller = caller
         self._cache: dict[WorkerId, WorkerRecord] = {}
         self._watchers: list[Watcher] = []

@@ -106,7 +106,7 @@ class StageRunner:
             inlet = Inlet(source, size, full, check, alone)
             return _Work(call, flow, mark, check, inlet, target)
         ring = tuple(channel.open(endpoint) for channel in flow.ring)
-        head = RingInlet(source, size, full, check, ring)
+        head = RingInlet(source, size, full, check, ring=ring)
         return _Work(call, flow, mark, check, head, target, ring[0])
 
     def _do(self, work: "_Work", source: Channel, lease: Lease) -> "_Open":

@@ -7,6 +7,7 @@ that feed one another) also takes back what it sent round, and is done once ever
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from rlinf.channel import Channel, ChannelClosed, Lease
 from rlinf.channel import Timeout as ChannelTimeout
@@ -20,10 +21,11 @@ Chunk = tuple[Channel, Lease, ExitStack]
 """Where it is from, its items, and what ends their lease."""
 
 
+@dataclass(slots=True)
 class Inlet:
     """Chunks of one channel.
 
-    Args:
+    Attributes:
         source: The channel.
         size: Items of a chunk at most; None: all there are. May be changed between two chunks.
         full: Wait until a chunk has that many (None: until no more will come).
@@ -31,30 +33,25 @@ class Inlet:
         alone: Nobody else takes from it, or took: a chunk that is all there will be is the last.
     """
 
-    def __init__(
-        self,
-        source: Channel,
-        size: int | None,
-        full: bool,
-        check: Callable[[], None],
-        alone: bool = False,
-    ) -> None:
-        self.size = size
-        self._source, self._full, self._check, self._alone = source, full, check, alone
-        self._ended = False
+    source: Channel
+    size: int | None
+    full: bool
+    check: Callable[[], None]
+    alone: bool = False
+    _ended: bool = field(default=False, init=False)
 
     def next(self) -> Chunk | None:
         """The next chunk; None where no more will come."""
         while not self._ended:
-            self._check()
+            self.check()
             try:
-                chunk = self._lease(self._source, LOOK_S, self._full)
+                chunk = self._lease(self.source, LOOK_S, self.full)
             except ChannelTimeout:
                 continue
             except ChannelClosed:
                 self._ended = True
             else:
-                self._ended = self._alone and self._full and self.size is None
+                self._ended = self.alone and self.full and self.size is None
                 return chunk
         return None
 
@@ -66,49 +63,42 @@ class Inlet:
         return source, lease, ending
 
 
+@dataclass(slots=True)
 class RingInlet(Inlet):
     """Chunks of the input, and of what comes back. What is new goes first.
 
-    Args:
-        source: Brings what is new.
-        size: As of an `Inlet`, with `full` and `check`.
+    Attributes:
         ring: The channels of the ring in order. None of them may have been used, except by an
             earlier incarnation of this worker.
     """
 
-    def __init__(
-        self,
-        source: Channel,
-        size: int | None,
-        full: bool,
-        check: Callable[[], None],
-        ring: tuple[Channel, ...],
-    ) -> None:
-        super().__init__(source, size, full, check)
-        self._back, self._more = ring[-1], True
-        self._inside = _settled_items(ring)
+    ring: tuple[Channel, ...] = ()
+    _inside: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._inside = _settled_items(self.ring)
 
     def next(self) -> Chunk | None:
         """See `Inlet`."""
-        while self._more or self._inside:
-            self._check()
+        while not self._ended or self._inside:
+            self.check()
             try:
-                return self._new() or self._lease(self._back, LOOK_S, full=False)
+                return self._new() or self._lease(self.ring[-1], LOOK_S, full=False)
             except ChannelTimeout:
                 continue
             except ChannelClosed:
-                self._more = False
+                self._ended = True
         return None
 
     def passed(self, source: Channel, again: int, items: int) -> None:
         """Of a chunk's `items` so many go round `again`; the others have left."""
-        self._inside += again - (items if source is self._back else 0)
+        self._inside += again - (items if source is self.ring[-1] else 0)
 
     def _new(self) -> Chunk | None:
-        if not self._more:
+        if self._ended:
             return None
         try:
-            return self._lease(self._source, 0.0 if self._inside else LOOK_S, self._full)
+            return self._lease(self.source, 0.0 if self._inside else LOOK_S, self.full)
         except ChannelTimeout:
             if self._inside:
                 return None

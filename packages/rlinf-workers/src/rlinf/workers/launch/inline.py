@@ -3,6 +3,7 @@
 Messages are encoded all the same, and go through the in-process transport.
 """
 
+import ctypes
 import logging
 import threading
 import time
@@ -36,12 +37,21 @@ class InlineLauncher(Launcher):
         return thread
 
     def close(self) -> None:
-        """Wait a little for threads which were told to end; say which did not."""
-        deadline = time.monotonic() + JOIN_S
-        for thread in self._threads:
-            if not thread.join(max(0.0, deadline - time.monotonic())):
-                log.info("%s is still busy and cannot be ended before this process", thread.name)
+        """Wait a little for threads which were told to end; end those that are busy with Python.
+
+        One that is in the middle of C++ while the interpreter is torn down would take the whole
+        process with it ("terminate called").
+        """
+        for thread in self._left():
+            thread.interrupt()
+        for thread in self._left():
+            log.info("%s is still busy and cannot be ended before this process", thread.name)
         self.registry.close()
+
+    def _left(self) -> list["_Thread"]:
+        """Those that do not end within `JOIN_S` from now."""
+        deadline = time.monotonic() + JOIN_S
+        return [t for t in self._threads if not t.join(max(0.0, deadline - time.monotonic()))]
 
 
 class _Thread(Process):
@@ -64,6 +74,11 @@ class _Thread(Process):
 
     def kill(self) -> None:
         """Nothing: a thread cannot be killed. What it still says is not listened to."""
+
+    def interrupt(self) -> None:
+        """Have it raise SystemExit at the next line of Python it comes to."""
+        number = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread."""

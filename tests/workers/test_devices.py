@@ -3,7 +3,14 @@
 import pytest
 
 from rlinf.sched import Placement
-from rlinf.workers.devices import Node, device_names, local_cores, node_of, rank_devices
+from rlinf.workers.devices import (
+    Node,
+    device_names,
+    local_cores,
+    node_of,
+    rank_devices,
+    strays,
+)
 from rlinf.workers.errors import InfeasiblePlacement
 
 
@@ -56,3 +63,11 @@ def test_shares_must_come_out_even(count: int) -> None:
     cores = ("core:0", "core:1", "core:2")
     with pytest.raises(InfeasiblePlacement):
         rank_devices("r", count, place(*cores), cores)
+
+
+def test_ranks_that_are_not_where_their_devices_are_get_told():
+    shares = (("a/core:0",), ("b/core:0", "b/core:1"), ())
+    assert strays(shares, ("a", "b", "c")) == ""
+    assert strays((("core:0",),), ("anywhere",)) == ""
+    said = strays(shares, ("a", "a", "c"))
+    assert said.startswith("rank 1 is on a, its devices on b: a worker stays on its node")

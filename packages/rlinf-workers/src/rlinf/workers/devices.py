@@ -24,6 +24,7 @@ __all__ = [
     "node_of",
     "rank_devices",
     "rank_places",
+    "strays",
 ]
 
 
@@ -123,6 +124,27 @@ def rank_places(
         chunk = -(-batch // count)
     shares = rank_devices(group, count, placement, available)
     return [Place(placement, share, chunk, eager=False) for share in shares]
+
+
+def strays(shares: Sequence[Sequence[str]], nodes: Sequence[str]) -> str:
+    """What to say of ranks whose devices are on another node than they are; empty: of none.
+
+    Args:
+        shares: The devices of each rank.
+        nodes: Where each rank is.
+    """
+    wanted = [node_of(share[0]) if share else "" for share in shares]
+    apart = [
+        f"rank {rank} is on {node}, its devices on {want}"
+        for rank, (want, node) in enumerate(zip(wanted, nodes, strict=True))
+        if want not in ("", node)
+    ]
+    if not apart:
+        return ""
+    return (
+        f"{'; '.join(apart)}: a worker stays on its node, so the plan counts for turns, chunks and "
+        "the numbers of cores only; launch the group with its placement to have it there"
+    )
 
 
 def check_local(devices: Iterable[str], cores: Sequence[str]) -> None:

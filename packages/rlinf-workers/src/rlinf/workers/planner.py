@@ -18,7 +18,7 @@ from typing import TypeVar
 from rlinf.sched import Placement, Plan
 from rlinf.workers.cluster import Cluster
 from rlinf.workers.course import Choice, Decision, PlanningConfig, course
-from rlinf.workers.devices import local_cores
+from rlinf.workers.devices import local_cores, rank_devices, strays
 from rlinf.workers.group import gather
 from rlinf.workers.planning import Iteration
 from rlinf.workers.records import ChunkRecord
@@ -96,10 +96,12 @@ class FlowPlanner:
         began = time.monotonic()
         groups = self._cluster.groups
         moving = {n: p for n, p in decision.placements.items() if self._places.get(n) != p}
-        gather(
-            [groups[name].move(place, decision.batch) for name, place in moving.items()],
-            f"moving {', '.join(moving)}",
-        ).result(None)
+        moves = [groups[name].move(place, decision.batch) for name, place in moving.items()]
+        arrived = gather(moves, f"moving {', '.join(moving)}").result(None)
+        for (name, place), nodes in zip(moving.items(), arrived, strict=True):
+            shares = rank_devices(name, len(groups[name]), place, self._cluster.devices)
+            if apart := strays(shares, nodes):
+                log.warning("group %s: %s", name, apart)
         self._places = decision.placements
         seconds = time.monotonic() - began
         log.info("%s; moved %s in %.3f s", decision.because, ", ".join(moving) or "nobody", seconds)

@@ -8,6 +8,7 @@ after another. The endpoint's dispatching thread queues them, and answers `Probe
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import traceback
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.comm import CommConfig, CommError, Device, Endpoint, Event, Lost, Request, WorkerId
-from rlinf.workers.base import Context, Place, WorkerBase
+from rlinf.workers.base import Context, WorkerBase
 from rlinf.workers.errors import Aborted, CallError, StageError, StartError, WorkerError
 from rlinf.workers.flow import StageRunner
 from rlinf.workers.launch.affinity import pin
@@ -186,8 +187,11 @@ class _Loop:
             with self._lock:
                 self._aborted.pop(call.number, None)
 
-    def _move(self, move: Move) -> Place:
-        """Compute elsewhere: the state goes along, nothing else of it changes."""
+    def _move(self, move: Move) -> str:
+        """Compute elsewhere: the state goes along, nothing else of it changes.
+
+        Returns the name of the node, which stays the same.
+        """
         worker, place = self._worker, move.place
         assert worker is not None
         worker.world_size = move.world_size or worker.world_size
@@ -201,7 +205,7 @@ class _Loop:
             worker.onload()
         worker.context = replace(worker.context, place=place)
         self._runner = StageRunner(worker)
-        return place
+        return socket.gethostname()
 
     def _call(self, call: Call) -> Any:
         assert self._worker is not None and self._runner is not None

@@ -1,4 +1,4 @@
-"""The RLHF app as a job of its own: started, watched, looked at and killed."""
+"""An app, the RLHF one by default, as a job of its own: started, watched, looked at and killed."""
 
 import json
 import subprocess
@@ -45,10 +45,10 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
 class Started:
     """The app in a process group of its own, and everything that ever descended from it."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, main: Path = MAIN) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, str(MAIN), f"folder={folder}", *arguments],
+            [sys.executable, str(main), f"folder={folder}", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -221,6 +221,26 @@ def test_a_killed_trainer_goes_back_to_the_checkpoint_or_the_beginning(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_critic_takes_the_trainer_back_with_it(
+    tmp_path: Path, started: list[Started]
+) -> None:
+    arguments = (*SHORT, "algorithm=ppo", "steps=8", "checkpoint.every=3")
+    done = run(f"folder={tmp_path / 'undisturbed'}", "launcher=inline", *arguments)
+    assert done.returncode == 0, done.stderr
+    job = Started(tmp_path / "killed", *arguments)
+    started.append(job)
+    job.wait_for_steps(4)
+    job.worker("critic").kill()
+    code, _, err = job.end(200)
+    assert code == 0, err
+    assert "critic/0" in err and "went back to step" in err
+    wanted = losses(tmp_path / "undisturbed")
+    assert losses(tmp_path / "killed") == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    assert job.left_behind() == []
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("launcher", ["inline", "ray"])
 def test_one_interrupt_ends_after_the_step(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.workers.tools.http_search import HttpRetriever
+from tests.apps.jobs import Started
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 APP = ROOT / "apps" / "search_r1"
@@ -90,6 +91,26 @@ def test_a_short_run_leaves_a_complete_folder(tmp_path: Path, plan: str) -> None
     assert len(lines) == 2 and {line["scored"] for line in lines} == {32.0}
     assert all(0 <= line["idle_share"] <= 1 for line in lines)
     assert json.loads((tmp_path / "summary.json").read_text())["plan"] == plan
+
+
+@corpus
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_search_worker_is_replaced(tmp_path: Path) -> None:
+    arguments = ("steps=6", "sft.steps=60", "sft.batch=16", "rollout.prompts=4", "eval.every=0")
+    job = Started(tmp_path, *arguments, "questions.search_share=1", main=APP / "main.py")
+    try:
+        job.wait_for_steps(2)
+        job.worker("search").kill()
+        code, _, err = job.end(200)
+    finally:
+        job.process.kill()
+    assert code == 0 and "search/0" in err, err
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert {line["scored"] + line["unscored"] for line in lines} == {32.0}
+    assert sum(line["calls"] for line in lines[3:]) > 0, "the one that was started again is asked"
+    assert job.left_behind() == []
 
 
 @corpus

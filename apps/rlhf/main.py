@@ -64,11 +64,11 @@ def train(config: RlhfConfig) -> None:
         recovery = Recovery(cluster, learners, checkpoints, begin, run)
         queue, lead = config.channels.experience_queue, config.scheduling.max_staleness
 
-        def ask(step: int, round: int = 0) -> Any:
+        def ask(step: int, round: int = 0, count: int | None = None) -> Any:
             """Have the prompts of a step answered and scored: (calls, where it comes out)."""
             prompts, samples = cluster.channels(step, "prompts", "samples")
             scored = cluster.channels(step, *config.experience, config=queue)
-            prompts.put_many(config.requests(task, step, round))
+            prompts.put_many(config.requests(task, step, round, count))
             prompts.close()
             return [rollout.generate(prompts, samples), reward.score(samples, scored[0])], scored
 
@@ -82,9 +82,9 @@ def train(config: RlhfConfig) -> None:
                 for round in itertools.count(1):  # more where dynamic sampling wants them
                     stages += [critic.estimate(*scored)] if critic is not None else []
                     *_, [judged], [report, *_] = wait_all([*stages, trainer.train(scored[-1])])
-                    if report.result is not None:
+                    if not isinstance(report.result, int):
                         break
-                    stages, scored = ask(step, round)
+                    stages, scored = ask(step, round, report.result)
                 metrics = report.result.metrics()
                 if critic is not None:
                     metrics |= judged.result.metrics()

@@ -180,10 +180,17 @@ class RlhfConfig(RunConfig):
         """Whether the rollout is given the weights before this step, the first of which is 1."""
         return (step - 1) % self.scheduling.sync_interval == 0
 
-    def requests(self, task: Task, step: int, round: int) -> list[GenerationRequest]:
-        """What is sampled in a round of a step; the same for every run with the same seed."""
+    def requests(
+        self, task: Task, step: int, round: int, count: int | None = None
+    ) -> list[GenerationRequest]:
+        """What is sampled in a round of a step; the same for every run with the same seed.
+
+        `count`: of prompts; None: as many as a step has.
+        """
         sizes, again = self.rollout, f"+{round}" * (round > 0)
-        items = task.prompts(self.seed * 1_000_003 + step + 1_000_033 * round, self.prompts)
+        items = task.prompts(
+            self.seed * 1_000_003 + step + 1_000_033 * round, count or self.prompts
+        )
         return task.requests(
             f"{step}{again}", items, self.sampling(task), sizes.samples, sizes.max_new_tokens
         )

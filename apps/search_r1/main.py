@@ -61,6 +61,7 @@ def train(config: SearchConfig) -> None:
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
                 metrics: dict[str, float] = {}
+                wanted: int | None = None
                 [version] = trainer.publish().result(None)
                 rollout.load_weights(version).result(None)
                 if config.eval.every and (step - 1) % config.eval.every == 0:
@@ -69,7 +70,7 @@ def train(config: SearchConfig) -> None:
                     questions, episodes, scored = cluster.channels(
                         step, "questions", "episodes", "scored"
                     )
-                    questions.put_many(config.requests(task, step, round))
+                    questions.put_many(config.requests(task, step, round, wanted))
                     questions.close()
                     sampled, _, [report] = wait_all(
                         [
@@ -78,8 +79,9 @@ def train(config: SearchConfig) -> None:
                             trainer.train(scored),
                         ]
                     )
-                    if report.result is not None:
+                    if not isinstance(report.result, int):
                         break
+                    wanted = report.result
                 metrics["idle_share"] = sampled[0].idle_s / max(sampled[0].seconds, 1e-9)
                 run.record(step, metrics | report.result.metrics())
         run.finish()

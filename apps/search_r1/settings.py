@@ -145,10 +145,17 @@ class SearchConfig(RunConfig):
         if self.retriever:
             HttpRetriever(self.retriever)
 
-    def requests(self, task: SearchTask, step: int, round: int) -> list[GenerationRequest]:
-        """What is sampled in a round of a step; the same for every run with the same seed."""
+    def requests(
+        self, task: SearchTask, step: int, round: int, count: int | None = None
+    ) -> list[GenerationRequest]:
+        """What is sampled in a round of a step; the same for every run with the same seed.
+
+        `count`: of questions; None: as many as a step has.
+        """
         sizes, again = self.rollout, f"+{round}" * (round > 0)
-        items = task.prompts(self.seed * 1_000_003 + step + 1_000_033 * round, sizes.prompts)
+        items = task.prompts(
+            self.seed * 1_000_003 + step + 1_000_033 * round, count or sizes.prompts
+        )
         label = f"{step}{again}"
         return task.requests(label, items, self.sampling(), sizes.samples, sizes.max_new_tokens)
 

@@ -123,8 +123,8 @@ def test_every_algorithm_runs(tmp_path: Path, algorithm: str) -> None:
     assert all(line["kl_rollout"] >= 0 and line["ratio_deviation"] < 1e-4 for line in lines)
     samples = {line["scored"] for line in lines}
     if algorithm == "dapo":  # more rounds where a round has groups with equal rewards
-        assert max(samples) > 64 and samples <= {64, 128, 192}
-        assert all(line["informative"] >= 8 or line["scored"] == 192 for line in lines)
+        assert max(samples) > 64 and samples <= set(range(64, 193, 8))
+        assert all(line["informative"] >= 8 or line["scored"] > 64 for line in lines)
     else:
         assert samples == {64}
 

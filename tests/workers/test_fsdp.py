@@ -293,7 +293,7 @@ def rounds(team):
 
 
 def test_ranks_agree_on_another_round(two):
-    assert two.run(rounds) == [([False, True], 4)] * 2
+    assert two.run(rounds) == [([3, 0], 4)] * 2
 
 
 def test_shares_are_of_equal_work_and_have_everything():

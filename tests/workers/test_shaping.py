@@ -26,10 +26,10 @@ def test_a_group_is_informative_where_its_scored_rewards_differ():
 
 def test_sampling_on_has_a_bound():
     dynamic = DynamicSampling(groups=4, rounds=3)
-    assert dynamic.wants_more(found=3, rounds=1)
-    assert dynamic.wants_more(found=0, rounds=2)
-    assert not dynamic.wants_more(found=0, rounds=3)
-    assert not dynamic.wants_more(found=4, rounds=1)
+    assert dynamic.lacking(found=3, rounds=1) == 1, "a rejected group is replaced by one (S14)"
+    assert dynamic.lacking(found=0, rounds=2) == 4
+    assert dynamic.lacking(found=0, rounds=3) == 0
+    assert dynamic.lacking(found=4, rounds=1) == dynamic.lacking(found=5, rounds=1) == 0
 
 
 @pytest.mark.parametrize(

@@ -189,18 +189,18 @@ def test_sampling_goes_on_until_enough_groups_are_informative():
     trainer = TorchTrainer(tiny(), TrainerConfig(dynamic=DynamicSampling(groups=5, rounds=3)))
     for _ in range(2):
         trainer.accumulate(groups[2:3])
-        assert not trainer.end_round()
+        assert trainer.end_round() == 5
     trainer.accumulate(groups[2:3])
-    assert trainer.end_round(), "three rounds are enough"
+    assert trainer.end_round() == 0, "three rounds are enough"
     assert not trainer.finish_step().stepped
     trainer.accumulate(groups)
-    assert not trainer.end_round(), "there are four informative groups"
+    assert trainer.end_round() == 1, "there are four informative groups"
     trainer.accumulate(groups)
-    assert trainer.end_round()
+    assert trainer.end_round() == 0
     assert trainer.finish_step().parts.informative == 8
     plain = TorchTrainer(tiny())
     plain.accumulate(groups)
-    assert plain.end_round()
+    assert plain.end_round() == 0
 
 
 def test_frozen_steps_move_nothing_but_count():

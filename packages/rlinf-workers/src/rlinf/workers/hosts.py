@@ -316,9 +316,10 @@ class TrainerWorker(PublisherWorker):
         parts: PartialStats = self._engine.accumulate(groups)
         return parts
 
-    def finish_step(self) -> StepStats | None:
-        """Step with what was accumulated; None where another round of samples is wanted first."""
-        return self._engine.finish_step() if self._engine.end_round() else None
+    def finish_step(self) -> StepStats | int:
+        """Step with what was accumulated; or how many groups are to be sampled before that."""
+        wanted: int = self._engine.end_round()
+        return wanted or self._engine.finish_step()
 
     def close(self) -> None:
         """See `Worker`."""

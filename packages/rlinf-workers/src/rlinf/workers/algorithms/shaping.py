@@ -54,8 +54,8 @@ def informative(rewards: Tensor, scored: Tensor | None = None) -> Tensor:
 class DynamicSampling:
     """Sample on until a step has enough groups to learn from, but not for ever.
 
-    Source: DAPO, section 3.2. Nothing sampled is thrown away: what the last round found beyond
-    `groups` is trained on too.
+    Source: DAPO, section 3.2. A further round asks for as many groups as are lacking. Nothing
+    sampled is thrown away.
 
     Attributes:
         groups: Informative groups that a step wants.
@@ -69,6 +69,6 @@ class DynamicSampling:
         if self.groups < 0 or self.rounds < 1:
             raise ValueError(f"{self}: groups is at least 0, rounds at least 1")
 
-    def wants_more(self, found: int, rounds: int) -> bool:
-        """Whether to sample again after `rounds` rounds that found so many informative groups."""
-        return found < self.groups and rounds < self.rounds
+    def lacking(self, found: int, rounds: int) -> int:
+        """Groups to sample after `rounds` rounds that found so many informative ones; 0: none."""
+        return max(0, self.groups - found) if rounds < self.rounds else 0

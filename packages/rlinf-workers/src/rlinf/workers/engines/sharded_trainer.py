@@ -133,13 +133,13 @@ class ShardedTrainer:
         self._given += groups
         return PartialStats()
 
-    def end_round(self) -> bool:
-        """See `TrainerEngine`; always true without dynamic sampling."""
+    def end_round(self) -> int:
+        """See `TrainerEngine`; always 0 without dynamic sampling."""
         self._rounds += 1
         self._tell()
         dynamic = self._config.dynamic
         informative = sum(group.informative for group in self._held)
-        return dynamic is None or not dynamic.wants_more(informative, self._rounds)
+        return dynamic.lacking(informative, self._rounds) if dynamic else 0
 
     def finish_step(self) -> StepStats:
         """See `TorchTrainer.finish_step`."""

@@ -99,11 +99,11 @@ class TorchTrainer:
         self._parts += parts
         return parts
 
-    def end_round(self) -> bool:
-        """See `TrainerEngine`; always true without dynamic sampling."""
+    def end_round(self) -> int:
+        """See `TrainerEngine`; always 0 without dynamic sampling."""
         self._rounds += 1
         dynamic = self._config.dynamic
-        return dynamic is None or not dynamic.wants_more(self._parts.informative, self._rounds)
+        return dynamic.lacking(self._parts.informative, self._rounds) if dynamic else 0
 
     def finish_step(self) -> StepStats:
         """Divide the gradient by the step's weight, clip it, step, and begin the next step.

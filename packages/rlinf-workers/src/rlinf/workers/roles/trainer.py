@@ -126,8 +126,8 @@ class TrainerEngine(Residency, Protocol):
     def accumulate(self, groups: Sequence[ScoredGroup]) -> PartialStats:
         """Add the gradient of these groups to the step's; changes no parameter."""
 
-    def end_round(self) -> bool:
-        """Note that a round of sampling has ended; true where the step has enough samples."""
+    def end_round(self) -> int:
+        """Note that a round of sampling has ended; groups that are still wanted, 0: enough."""
 
     def finish_step(self) -> StepStats:
         """Normalise and clip the gradient, step, and begin the next step."""

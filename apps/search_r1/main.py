@@ -61,15 +61,14 @@ def train(config: SearchConfig) -> None:
         for attempt in planner.steps(recovery.steps(config.steps)):
             with attempt as step:
                 metrics: dict[str, float] = {}
-                wanted: int | None = None
                 [version] = trainer.publish().result(None)
                 rollout.load_weights(version).result(None)
                 if config.eval.every and (step - 1) % config.eval.every == 0:
                     metrics |= evaluate(cluster, (rollout, reward), task, config, step)
+                wanted = None
                 for round in itertools.count():  # more than one where dynamic sampling wants them
-                    questions, episodes, scored = cluster.channels(
-                        step, "questions", "episodes", "scored"
-                    )
+                    names = "questions", "episodes", "scored"
+                    questions, episodes, scored = cluster.channels(step, *names)
                     questions.put_many(config.requests(task, step, round, wanted))
                     questions.close()
                     sampled, _, [report] = wait_all(

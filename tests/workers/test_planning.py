@@ -4,11 +4,33 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf.sched import FlowGraph, Placement, search, temporal_plan
+from rlinf.sched import (
+    ComponentProfile,
+    FlowGraph,
+    Leaf,
+    Placement,
+    Plan,
+    Profile,
+    Sample,
+    Spatial,
+    Temporal,
+    Workflow,
+    search,
+    temporal_plan,
+)
 from rlinf.workers import ConfigError, PlanningConfig
 from rlinf.workers.course import Choice, course
 from rlinf.workers.devices import for_each_group, rank_places
-from rlinf.workers.planning import Iteration, Program, busy_s, in_turn, placed, probes, workflow
+from rlinf.workers.planning import (
+    Iteration,
+    Program,
+    busy_s,
+    foreseen_s,
+    in_turn,
+    placed,
+    probes,
+    workflow,
+)
 from tests.workers.planned import CHANNELS, CORES, World, follow, plans, record
 
 
@@ -170,6 +192,23 @@ def test_what_passing_on_and_the_next_take_cost_is_in_the_profile() -> None:
     program = Program.of(chunks, {"trainer": 1}, 4)
     [entry] = workflow(program, [iteration], CORES).profile.components.values()
     assert entry.samples[0].seconds == pytest.approx(1.15)
+
+
+def test_those_that_take_turns_load_and_free_once_an_iteration() -> None:
+    """Also the first and the last one: the next iteration begins with the first again."""
+    entries = {
+        "rollout": ComponentProfile((Sample(1, 8, 2.0),), onload_s=0.1, offload_s=0.2),
+        "trainer": ComponentProfile((Sample(1, 8, 3.0),), onload_s=0.3, offload_s=0.4),
+    }
+    graph = FlowGraph.chain("rollout", "trainer")
+    known = Workflow(graph, Profile(entries, sync_s=0.5), CORES[:1], 8)
+    turns = Temporal(Leaf("rollout", 1), Leaf("trainer", 1))
+    searched = replace(turns, switch_s=0.5)  # freeing the one, loading the other
+    for tree in (turns, searched):
+        plan = Plan(tree, CORES[:1], 8)
+        assert foreseen_s(known, plan) == pytest.approx(2 + 3 + 0.5 + 1.0)
+    apart = Plan(Spatial(Leaf("rollout", 1), Leaf("trainer", 1), 1), CORES[:2], 8)
+    assert foreseen_s(replace(known, devices=CORES[:2]), apart) == pytest.approx(5.5)
 
 
 def test_placed_leaves_whole_components_whole() -> None:

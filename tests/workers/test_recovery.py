@@ -1,5 +1,6 @@
 """A worker that holds state dies: back to a checkpoint, and every sample counts once."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from rlinf.channel import ChannelUnknown
 from rlinf.workers import Cluster, ClusterConfig, StageError, WorkerDied, wait_all
 from rlinf.workers.checkpoint import CheckpointConfig, Checkpoints, newest_checkpoint
+from rlinf.workers.errors import CallError
 from rlinf.workers.position import Position
 from rlinf.workers.recovery import Recovery
 from rlinf.workers.testing import Fault, launch, placements, prompts, run_step, run_steps
@@ -50,6 +52,31 @@ def test_without_checkpoints_all_begins_again(tmp_path: Path, undisturbed: list[
 def test_both_ends_of_a_sync_at_once(tmp_path: Path, undisturbed: list[Any]) -> None:
     faults = {"learner": Fault("exit", prompts(3, 12)[5]), "sampler": Fault("exit", 3, 0, "sync")}
     assert run(tmp_path, faults) == undisturbed
+
+
+@pytest.mark.parametrize("late", [1, 9])
+def test_others_may_hear_of_a_loss_late(tmp_path: Path, undisturbed: list[Any], late: int) -> None:
+    """By calling the one that is gone when the next one runs; not for ever, however."""
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(2))
+    outcomes: dict[int, Any] = {}
+    with Cluster(CONFIG, "inline") as cluster:
+        faults = {"learner": Fault("exit", prompts(3, 12)[5])}
+        groups = launch(cluster, placements("temporal", cluster.devices, 12), faults)
+        recovery = Recovery(cluster, [groups[-1]], checkpoints)
+        left, found = late, contextlib.nullcontext()
+        if late > 3:
+            found = pytest.raises(WorkerDied, match="step 3 has failed 4 times")
+        with found:
+            for attempt in recovery.steps(5):
+                with attempt as step:
+                    again = {one.worker: one.incarnation for one in cluster.statistics()}
+                    if step == 3 and again["learner/0"] and left:
+                        left -= 1
+                        text = "sampler/0.load raised PeerLost: learner/0 is gone"
+                        raise CallError(text, worker="sampler/0", method="load", kind="PeerLost")
+                    outcomes[step] = run_step(cluster, groups, step)[-1].result
+        if late == 1:
+            assert left == 0 and list(outcomes.values()) == undisturbed[:-1]
 
 
 def test_a_run_in_parts_is_the_whole_run(tmp_path: Path, undisturbed: list[Any]) -> None:

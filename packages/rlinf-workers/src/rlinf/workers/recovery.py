@@ -118,6 +118,8 @@ class Recovery:
         self._checkpoints, self._position = checkpoints, position or Position()
         self._journal: Journal = journal or _Silent()
         self._done = self._saved = self._furthest = self._failures = 0
+        self._told: StateLost | None = None
+        """The loss that was gone back for last, until a step succeeds again."""
 
     def steps(self, count: int) -> Iterator[Attempt]:
         """An attempt at a time, until `count` steps are done or the journal says to stop.
@@ -147,6 +149,7 @@ class Recovery:
             if every and step % every == 0:
                 self._save(step)
             self._done = step
+            self._told = None
             if step > self._furthest:
                 self._furthest, self._failures = step, 0
 
@@ -176,11 +179,13 @@ class Recovery:
                 return lost
             except (WorkerError, Timeout):
                 continue
-        return None
+        # Others may hear of it late: by calling the one that is gone when the next one runs.
+        return self._told
 
     def _go_back(self, lost: StateLost) -> StateLost | None:
         """Everybody back to the newest checkpoint; the next loss, should one come meanwhile."""
         self._failures += 1
+        self._told = lost
         restarts, step = self._cluster.config.restarts, self._done + 1
         if self._failures > restarts:
             raise WorkerDied(

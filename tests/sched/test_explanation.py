@@ -65,3 +65,22 @@ def test_far_sizes_are_noted():
     plan = search(far.graph, far.profile, far.devices, far.batch)
     notes = explain(far, plan, flips=False).notes
     assert any("far from what was measured" in note for note in notes)
+
+
+def test_members_of_a_cycle_that_share_devices_are_not_counted_twice():
+    workflow = Workflow.from_dict(
+        {
+            "batch": 8,
+            "devices": 2,
+            "components": {
+                "simulator": {"sizes": [2], "times": [[2, 8, 5]]},
+                "policy": {"sizes": [1], "times": [[1, 8, 3]]},
+            },
+            "edges": [["simulator", "policy"], ["policy", "simulator"]],
+        }
+    )
+    plan = search(workflow.graph, workflow.profile, workflow.devices, workflow.batch)
+    found = explain(workflow, plan)
+    (cost,) = found.costs
+    assert list(cost.devices.values()) == [2]
+    assert [share.device_seconds for share in found.shares] == [pytest.approx(16)]

@@ -10,8 +10,6 @@ def test_order_is_topological_and_stable():
         tuple(Component(n) for n in "dcba"), (("a", "b"), ("b", "d"), ("a", "c"), ("c", "d"))
     )
     assert graph.order() == ("a", "c", "b", "d")
-    assert not graph.is_chain()
-    assert FlowGraph.chain("a", "b").is_chain()
 
 
 def test_a_cycle_is_condensed_and_keeps_its_place():

@@ -1,7 +1,7 @@
 """Packings, and trials of limits: lower bounds, and the plans that reach them."""
 
 import random
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +14,6 @@ from rlinf.sched.limits import raised
 from rlinf.sched.machine import Machine
 from rlinf.sched.packing import pack
 from rlinf.sched.testing import Problem, every_plan, random_problem, run_micro_batches
-from rlinf.sched.tree import Leaf, Spatial, Tree
 from rlinf.sched.trial import Trial
 
 
@@ -24,30 +23,18 @@ def modelled(problem: Problem) -> CostModel:
     return CostModel(problem.graph, profile, machine, problem.batch)
 
 
-def nested(tree: Tree, around: int = 0) -> Iterator[tuple[int, int]]:
-    """(outer, inner) numbers of micro-batches of every pipeline in a pipeline."""
-    if isinstance(tree, Leaf):
-        return
-    own = tree.micro_batches if isinstance(tree, Spatial) else 0
-    if own and around:
-        yield around, own
-    yield from nested(tree.first, own or around)
-    yield from nested(tree.second, own or around)
-
-
-def best_of(problem: Problem) -> tuple[float, float]:
-    """The best of all plans, and of those none of whose pipelines is in one of another number."""
-    every = [(run_micro_batches(problem, tree), tree) for tree in every_plan(problem)]
-    alike = [s for s, tree in every if all(a == b for a, b in nested(tree))]
-    return min((s for s, _ in every), default=0.0), min(alike, default=0.0)
+def best_of(problem: Problem) -> float:
+    """The best of all plans; 0: there is none."""
+    return min((run_micro_batches(problem, tree) for tree in every_plan(problem)), default=0.0)
 
 
 def test_no_plan_beats_the_packing_or_the_raised_bound():
     rng = random.Random(4)
+    gaps = []
     for components, devices, trials in ((2, 5, 20), (3, 4, 25), (4, 3, 8)):
         for _ in range(trials):
             problem = random_problem(rng, components, devices, rng.choice([0.2, 0.5, 0.8]))
-            best, alike = best_of(problem)
+            best = best_of(problem)
             model = modelled(problem)
             packing = pack(model, problem.micro_batches)
             if not best or packing is None:
@@ -55,27 +42,51 @@ def test_no_plan_beats_the_packing_or_the_raised_bound():
             assert packing.seconds <= best * (1 + 1e-9)
             low = lower_bound(model, packing, problem.micro_batches)
             found = raised(model, packing, low, problem.micro_batches)
-            assert low * (1 - 1e-6) <= found.seconds <= alike * (1 + 1e-9)
+            assert low * (1 - 1e-6) <= found.seconds <= best * (1 + 1e-9)
             assert found.tree is not None
             seconds = evaluate(found.tree, model).seconds
             assert seconds == pytest.approx(run_micro_batches(problem, found.tree))
-            assert 0.997 * seconds <= found.seconds and seconds <= alike * 1.003
+            assert found.seconds <= seconds * (1 + 1e-9)
+            gaps.append(min(seconds, best) / found.seconds - 1)
+    assert sorted(gaps)[len(gaps) // 2] < 0.02 and max(gaps) < 0.15
 
 
 def test_merging_labels_keeps_the_bound():
     rng = random.Random(8)
-    merged = 0
+    lowered = 0
     for _ in range(8):
         problem = random_problem(rng, 4, 3, rng.choice([0.3, 0.6]))
-        _, alike = best_of(problem)
+        best = best_of(problem)
         model = modelled(problem)
         packing = pack(model, problem.micro_batches)
-        if not alike or packing is None:
+        if not best or packing is None:
             continue
-        trial = Trial(Layout.of(model, packing, problem.micro_batches), alike * 1.2, 2)
-        assert 0.5 * alike < trial.least() <= alike * (1 + 1e-9)
-        merged += trial.merged
-    assert merged > 2
+        layout = Layout.of(model, packing, problem.micro_batches)
+        fine, coarse = (Trial(layout, best * 1.2, alike).least() for alike in (0, 800))
+        assert 0.4 * best < coarse <= fine <= best * (1 + 1e-9)
+        lowered += coarse < fine
+    assert lowered > 1
+
+
+def test_what_a_trial_has_shown_of_a_set_is_no_more_than_it_takes():
+    """Limits ruled out one after another, against one trial that knows nothing."""
+    rng = random.Random(9)
+    for _ in range(8):
+        problem = random_problem(rng, 4, 4, rng.choice([0.3, 0.6]))
+        model = modelled(problem)
+        packing = pack(model, problem.micro_batches)
+        best = best_of(problem)
+        if not best or packing is None:
+            continue
+        layout = Layout.of(model, packing, problem.micro_batches)
+        least = Trial(layout, best * 1.1, 0).least()
+        limit, found = packing.seconds * 1.003, float("inf")
+        while found == float("inf"):
+            trial = Trial(layout, limit, 25)
+            found = trial.least()
+            layout = replace(layout, spans=trial.spans())
+            limit *= 1.03
+        assert found <= least * 1.001
 
 
 def test_a_limit_below_the_best_plan_is_ruled_out():
@@ -88,8 +99,8 @@ def test_a_limit_below_the_best_plan_is_ruled_out():
     best = search(graph, profile, 2, 8).seconds
     assert packing.seconds == pytest.approx(16.0) and best > 20
     layout = Layout.of(model, packing)
-    assert Trial(layout, best * 0.999, 1000).least() == float("inf")
-    assert Trial(layout, best * 1.001, 1000).least() == pytest.approx(best, rel=2e-3)
+    assert Trial(layout, best * 0.999, 0).least() == float("inf")
+    assert Trial(layout, best * 1.001, 0).least() == pytest.approx(best, rel=2e-3)
 
 
 def test_no_plan_is_further_from_the_best_than_its_bound_says():
@@ -100,10 +111,9 @@ def test_no_plan_is_further_from_the_best_than_its_bound_says():
         problem = random_problem(rng, count, 7 - count, rng.choice([None, 0.3, 0.5, 0.8]))
         config = SearchConfig(micro_batches=problem.micro_batches, exact_components=1)
         plan = search(problem.graph, problem.profile(), problem.devices, problem.batch, config)
-        _, alike = best_of(problem)
-        assert plan.seconds <= alike * (1 + plan.bound) * (1 + 1e-9), plan.tree()
+        assert plan.seconds <= best_of(problem) * (1 + plan.bound) * (1 + 1e-9), plan.tree()
         bounds.append(plan.bound)
-    assert 0 < max(bounds) < 0.01
+    assert 0 < sorted(bounds)[len(bounds) // 2] < 0.02 and max(bounds) < 0.15
 
 
 @pytest.mark.parametrize("edges", [6, 10])
@@ -126,4 +136,4 @@ def test_larger_workflows_are_planned_as_well_as_exactly(edges: int):
         )
         plan = search(graph, profile, 8, 64, config)
         assert plan.seconds <= exact.seconds * (1 + plan.bound) * (1 + 1e-9)
-        assert plan.bound < 0.01
+        assert plan.bound < 0.05

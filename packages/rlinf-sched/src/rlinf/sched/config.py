@@ -29,8 +29,8 @@ class SearchConfig:
         front_limit: points kept in one front; above it the front is thinned and the plan
             carries a bound.
         tolerance: relative width of the cells used when a front is thinned.
-        exact_components: workflows of more components are searched with narrow fronts, and the
-            plan's bound comes from a lower bound on any plan.
+        exact_components: workflows of more components are planned by raising a lower bound on any
+            plan, from which the plan's bound comes. Of a chain it may be one more.
         beam: rows kept for each use of devices in a narrow front.
         kind: only plans of this kind, "temporal", "spatial" or "hybrid"; empty: any. The best
             hybrid is the best one found, without a guarantee.

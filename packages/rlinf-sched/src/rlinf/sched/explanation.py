@@ -1,6 +1,6 @@
 """Why this plan: alternatives, bottleneck, idle time, how far the profile may be wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from rlinf.sched.cost import CostModel
 from rlinf.sched.errors import InfeasibleError
 from rlinf.sched.evaluate import Timeline, evaluate
 from rlinf.sched.machine import Machine
-from rlinf.sched.plan import Plan
+from rlinf.sched.plan import Placement, Plan
 from rlinf.sched.planner import search_model
 from rlinf.sched.profile import Profile
 from rlinf.sched.tree import Leaf, Loop, Tree
@@ -224,7 +224,7 @@ def _bottleneck(workflow: Workflow, plan: Plan) -> str:
 def _cost(plan: Plan, model: CostModel) -> Cost:
     line = evaluate(plan.root, model)
     places = plan.placements()
-    devices = {n: sum(len(places[m].devices) for m in n.split("+")) for n in line.runs}
+    devices = {n: len(_owned(n, places)) for n in line.runs}
     busy = {name: float((run.finish - run.start).sum()) for name, run in line.runs.items()}
     switch_s = sum(end - start for start, end, _ in line.switches)
     return Cost(plan.kind, devices, busy, switch_s, model.profile.sync_s)
@@ -237,16 +237,20 @@ def _shares(plan: Plan, line: Timeline) -> tuple[Share, ...]:
     busy = {}
     for name, run in line.runs.items():
         busy[name] = float((run.finish - run.start).sum())
-        for member in name.split("+"):
-            for device in placements[member].devices:
-                working.setdefault(device, []).append((float(run.start[0]), busy[name]))
+        for device in _owned(name, placements):
+            working.setdefault(device, []).append((float(run.start[0]), busy[name]))
     found = []
     for name, seconds in busy.items():
-        devices = [d for member in name.split("+") for d in placements[member].devices]
+        devices = _owned(name, placements)
         used = np.mean([min(total, sum(s for _, s in working[d])) for d in devices])
         idle = 1 - float(used) / total
         found.append(Share(name, seconds / total, idle, seconds * len(devices)))
     return tuple(found)
+
+
+def _owned(name: str, places: Mapping[str, Placement]) -> list[str]:
+    """Devices of a component, or of all members of a cycle, each once."""
+    return list(dict.fromkeys(d for member in name.split("+") for d in places[member].devices))
 
 
 def _flip(workflow: Workflow, plan: Plan, name: str) -> Flip:

@@ -122,13 +122,6 @@ class FlowGraph:
         edges = ((outer[a], outer[b]) for a, b in self.edges)
         return FlowGraph(tuple(nodes.values()), tuple(e for e in edges if e[0] != e[1])), members
 
-    def is_chain(self) -> bool:
-        """Every component feeds exactly the next one."""
-        order = self._acyclic_order()
-        if order is None:
-            return False
-        return set(self.edges) == set(itertools.pairwise(order))
-
     def _acyclic_order(self) -> tuple[str, ...] | None:
         waiting = dict.fromkeys(self.names, 0)
         for _, b in self.edges:

@@ -1,29 +1,43 @@
 """Raising a limit until there is a plan within it: plans, and what none can beat."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from rlinf.sched.cost import CostModel
-from rlinf.sched.evaluate import evaluate
 from rlinf.sched.layout import Layout
 from rlinf.sched.packing import Packing
-from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree, width
-from rlinf.sched.trial import LATE, TooManyError, Trial
+from rlinf.sched.polish import polish
+from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree, leaves, width
+from rlinf.sched.trial import TooManyError, Trial
 
-FIRST, STEP, FINE = 1.003, 1.02, 1.007
-"""A limit lies above what is ruled out already by the first of these, then by the second, and by
-the third once that was possible but no plan so quick was found."""
+FIRST = 1.003
+"""A limit lies at least so far above what is ruled out already."""
 
-MOST, MORE = 2000, 4000
-"""Labels kept of a set, and with the finest steps."""
+STEPS = ((5e5, 1.05), (5e6, 1.03), (np.inf, 1.02))
+"""The steps from a limit to the next after trials of up to so much work."""
 
-WORK = 2e8, 2e6
+WIDE = 300
+"""With so many sets every step is the smallest."""
+
+CLOSE = 1.0195
+"""A plan so close to the bound ends the search; once one is known, the limit to rule out is so far
+below it."""
+
+ALIKE = (100, 50, 25, 12, 6)
+"""Ticks by which labels may differ that become one: coarse at first, finer while plans are not
+close to the bound."""
+
+WORK = 1.2e8, 2e7
 """Work of all trials together: for workflows that are no chain, of LARGE components and more; for
-others, which the search on narrow fronts plans well."""
+others."""
 
 LARGE = 8
+
+REGROWN = 3
+"""Labels whose plans are laid out in time, those that end first."""
 
 ROUNDING = 1 - 1e-9
 
@@ -32,8 +46,7 @@ class Raised(NamedTuple):
     """What trials of limits have shown.
 
     Attributes:
-        seconds: what no plan can beat none of whose pipelines lies inside one with another number
-            of micro-batches.
+        seconds: what no plan can beat.
         tree: the quickest plan seen; None: none.
     """
 
@@ -48,90 +61,87 @@ def raised(
 
     Args:
         low: seconds that no plan can beat.
-        micro_batches: the only numbers allowed beside 1; empty: any.
+        micro_batches: the only numbers allowed beside 1; empty: powers of two.
     """
     layout = Layout.of(model, packing, micro_batches)
-    best, quickest = None, np.inf
+    found: tuple[float, Tree | None] = np.inf, None
     left = WORK[model.chain or len(model.names) < LARGE]
-    step, most = FIRST, MOST
-    while True:
-        trial = Trial(layout, low * step, most, left)
+    step, finer = FIRST, list(ALIKE)
+    while finer and found[0] > low * CLOSE:
+        limit = max(low * FIRST, min(low * step, found[0] / CLOSE))
+        trial = Trial(layout, limit, finer[0], left)
         try:
             least = trial.least()
         except TooManyError:
             break
         left -= trial.work
+        layout = replace(layout, spans=trial.spans())
         low = max(low, min(trial.limit, least) * ROUNDING)
         if np.isinf(least):
-            step = STEP if most == MOST else FINE
+            step = _step(trial)
             continue
-        tree = Regrowth(model, trial).tree()
-        seconds = evaluate(tree, model).seconds if tree is not None else np.inf
-        if seconds < quickest:
-            best, quickest = tree, seconds
-        if quickest <= low * STEP or most == MORE or tree is None:
-            break
-        step, most = FINE, MORE
-    return Raised(low, best)
+        found = min(found, regrown(model, trial, micro_batches), key=lambda one: one[0])
+        finer.pop(0)
+    return Raised(low, found[1])
+
+
+def _step(trial: Trial) -> float:
+    if len(trial.layout.sets) >= WIDE:
+        return STEPS[-1][1]
+    return next(step for work, step in STEPS if trial.work <= work)
+
+
+def regrown(
+    model: CostModel, trial: Trial, micro_batches: Sequence[int] = ()
+) -> tuple[float, Tree | None]:
+    """The best plan of those of the least labels, with any number of micro-batches; its seconds.
+
+    None where all need more than the devices there are.
+    """
+    if model.tight or len(model.machine.counts) > 1:
+        return np.inf, None
+    layout = trial.layout
+    last = len(layout.sets) - 1
+    found: tuple[float, Tree | None] = np.inf, None
+    for row in np.argsort(trial.rows[last].ends)[:REGROWN]:
+        ways = 0, *layout.numbers
+        trees = [Regrowth(model, trial, parts).tree(last, int(row)) for parts in ways]
+        if max(width(trees[0]).values()) <= model.machine.counts[0]:
+            found = min(found, polish(trees, model, micro_batches), key=lambda one: one[0])
+    return found
 
 
 class Regrowth:
-    """The quickest plan of a trial that has found one."""
+    """Trees of the labels of a trial, with ``parts`` micro-batches in every pipeline.
 
-    def __init__(self, model: CostModel, trial: Trial) -> None:
-        self.model, self.trial, self.layout = model, trial, trial.layout
+    With ``parts`` 0 every component has those of its label.
+    """
 
-    def tree(self) -> Tree | None:
-        """Its tree; None where it needs more than the devices there are."""
-        model = self.model
-        if model.tight or len(model.machine.counts) > 1:
-            return None
-        last = len(self.layout.sets) - 1
-        tree = self._outside(last, self.layout.units)
-        return tree if max(width(tree).values()) <= model.machine.counts[0] else None
+    def __init__(self, model: CostModel, trial: Trial, parts: int) -> None:
+        self.model, self.trial, self.parts = model, trial, parts
 
-    def _outside(self, k: int, units: int) -> Tree:
-        """A set outside of pipelines."""
-        trial = self.trial
-        ends = int(trial.alone[k, units])
-        rows = trial.rows.get(k)
-        if rows is not None:
-            found = np.flatnonzero((rows.ends == ends) & (rows.used <= units))
-            if len(found):
-                return self._inside(k, int(found[0]), 1)
-        for at in trial.alive[k]:
-            p, q = (int(part) for part in self.layout.cuts[k][at])
-            switch = int(self.layout.switches[k][at] / trial.tick)
-            first, second = trial.alone[p], trial.alone[q]
-            for n in range(units + 1):
-                if first[n] + second[n] + switch == ends:
-                    return self._in_turn(k, at, self._outside(p, n), self._outside(q, n))
-                if max(first[n], second[units - n]) == ends < LATE and self._apart(p, q):
-                    return Parallel(self._outside(p, n), self._outside(q, units - n))
-        raise AssertionError("an end that nothing has")
-
-    def _inside(self, k: int, row: int, around: int) -> Tree:
-        """A row within a pipeline of ``around`` micro-batches."""
-        rows, layout = self.trial.rows[k], self.layout
-        what, i, j = (int(value) for value in rows.back[row])
-        parts = layout.numbers[int(rows.number[row])]
+    def tree(self, k: int, row: int, piped: bool = False) -> Tree:
+        """Of a row of a set; ``piped``: within a pipeline."""
+        layout = self.trial.layout
+        cut, i, j = (int(value) for value in self.trial.rows[k].back[row])
         if not len(layout.cuts[k]):
             component = layout.sets[k].bit_length() - 1
-            options = self.model.options(component, parts)
-            return options.leaf(i, None if parts == around else parts)
-        p, q = (int(part) for part in layout.cuts[k][what // 2])
-        if what % 2:
-            around = max(around, 1)
-            first, second = self._inside(p, i, around), self._inside(q, j, around)
-            return self._in_turn(k, what // 2, first, second)
-        around = around if around > 1 else parts
-        return Spatial(self._inside(p, i, around), self._inside(q, j, around), around)
+            ways = layout.ways[component]
+            own = layout.numbers[int(ways.number[j])]
+            stated = own == 1 or not piped or not self.parts
+            return self.model.options(component, own).leaf(i, own if stated else None)
+        p, q = (int(part) for part in layout.cuts[k][cut // 2])
+        one, other = layout.sets[p], layout.sets[q]
+        if cut % 2:
+            return Temporal(
+                self.tree(p, i, piped), self.tree(q, j, piped), self.model.switch(one, other)
+            )
+        fed = any(one >> a & 1 and after & other for a, after in enumerate(self.model.succ))
+        if not fed and not piped:
+            return Parallel(self.tree(p, i), self.tree(q, j))
+        first, second = self.tree(p, i, True), self.tree(q, j, True)
+        return Spatial(first, second, self.parts or _most(first, second))
 
-    def _in_turn(self, k: int, at: int, first: Tree, second: Tree) -> Tree:
-        p, q = (self.layout.sets[int(part)] for part in self.layout.cuts[k][at])
-        return Temporal(first, second, self.model.switch(p, q))
 
-    def _apart(self, p: int, q: int) -> bool:
-        first, second = self.layout.sets[p], self.layout.sets[q]
-        succ = self.model.succ
-        return not any(first >> i & 1 and succ[i] & second for i in range(len(succ)))
+def _most(*trees: Tree) -> int:
+    return max(leaf.micro_batches or 1 for tree in trees for leaf in leaves(tree))

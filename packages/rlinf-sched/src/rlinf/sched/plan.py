@@ -52,8 +52,7 @@ class Plan:
         batch: items an iteration.
         seconds: predicted length of an iteration; None where no profile was at hand.
         staleness: iterations which the weights used for generation may lag behind.
-        bound: the prediction is at most this fraction above the best plan none of whose pipelines
-            lies inside one with another number of micro-batches.
+        bound: the prediction is at most this fraction above the best plan.
     """
 
     root: Tree

@@ -12,7 +12,7 @@ from rlinf.sched.cost import CostModel
 from rlinf.sched.evaluate import evaluate
 from rlinf.sched.front import Front, Origin, join, prune
 from rlinf.sched.graph import FlowGraph
-from rlinf.sched.limits import STEP, raised
+from rlinf.sched.limits import raised
 from rlinf.sched.machine import Machine
 from rlinf.sched.packing import Packing, pack
 from rlinf.sched.pairing import side_by_side
@@ -49,8 +49,8 @@ def search(
 
     Exact for chains of up to ``exact_components`` + 1 components. For small other workflows the
     search prices some meetings of departures too high, so the best candidates are laid out in time
-    and improved. For larger ones ``Plan.bound`` compares with all plans none of whose pipelines
-    lies inside one with another number of micro-batches.
+    and improved. For larger ones ``Plan.bound`` compares with all plans, each component in a
+    number of micro-batches of its own.
 
     Args:
         staleness: iterations which the weights used upstream may lag behind; with 1 or more,
@@ -74,8 +74,7 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
     if packing is not None and not staleness and np.isfinite(least):
         least, tree = raised(model, packing, least, config.micro_batches)
         planned = [] if tree is None or config.kind else [(tree, np.inf)]
-    close = any(evaluate(tree, model).seconds <= least * STEP for tree, _ in planned)
-    found = planned if close else [*candidates(model, config, packing, staleness), *planned]
+    found = planned or candidates(model, config, packing, staleness)
     if not found:
         raise model.explain_infeasible()
     tree, bound = found[0]

@@ -18,8 +18,8 @@ def polish(
     """The best of the plans, improved by changing one thing at a time; and its seconds.
 
     Tried: the next larger and smaller size of a component, half and twice the micro-batches of a
-    segment, a component in or out of its pipeline. The number of tries is fixed, so the answer
-    does not depend on the clock.
+    segment or of a component, a component in or out of its pipeline. The number of tries is
+    fixed, so the answer does not depend on the clock.
 
     Args:
         micro_batches: the only numbers allowed beside 1; empty: any.
@@ -51,6 +51,7 @@ def _fits(tree: Tree, model: CostModel) -> bool:
 def _neighbours(tree: Tree, model: CostModel, micro_batches: Sequence[int]) -> Iterator[Tree]:
     if isinstance(tree, Leaf):
         yield from _resized(tree, model)
+        yield from _recut(tree, model, micro_batches)
         return
     if isinstance(tree, Loop):
         return
@@ -73,5 +74,13 @@ def _resized(leaf: Leaf, model: CostModel) -> Iterator[Leaf]:
     for k in (at - 1, at + 1):
         if 0 <= k < len(sizes):
             yield replace(leaf, devices=sizes[k])
-    if model.graph[leaf.component].chunked:
-        yield replace(leaf, micro_batches=1 if leaf.micro_batches is None else None)
+
+
+def _recut(leaf: Leaf, model: CostModel, micro_batches: Sequence[int]) -> Iterator[Leaf]:
+    own = leaf.micro_batches
+    if not model.graph[leaf.component].chunked:
+        return
+    yield replace(leaf, micro_batches=1 if own is None else None)
+    for parts in (own // 2, own * 2) if own else ():
+        if 1 <= parts <= model.batch and (not micro_batches or parts in (1, *micro_batches)):
+            yield replace(leaf, micro_batches=parts)

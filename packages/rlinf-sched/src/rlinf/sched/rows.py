@@ -12,29 +12,36 @@ Ticks = npt.NDArray[np.int16]
 NEVER = -16000
 """Ticks of a way that does not exist: with any label it stays negative, without overflow."""
 
-BLOCK = 96
+LATE = 1 << 20
+"""Ticks of an end that is beyond the limit."""
+
+BLOCK = 32
 """Labels compared at once with all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Labels of one set; by number of micro-batches, then by use of devices.
+    """Labels of one set, by use of devices.
 
     Attributes:
         base: where the labels begin in the pool.
-        number: which number of micro-batches; 0: every component has the whole batch; (rows,).
         used: units of devices; shape (rows,).
         ends: ticks until the end; shape (rows,).
         back: what the row was made of; shape (rows, 3).
-        until: rows before those with a number and at least so many units; (numbers, units + 2).
+        until: how many rows use less than 0, 1, ... units; shape (units + 2,).
     """
 
     base: int
-    number: Counts
     used: Counts
     ends: Counts
     back: Counts
     until: Counts
+
+    def least(self) -> Counts:
+        """Least ticks until the end on 0, 1, ... units; shape (units + 1,)."""
+        found = np.full(len(self.until) - 1, LATE)
+        np.minimum.at(found, self.used, self.ends)
+        return np.minimum.accumulate(found)
 
 
 @dataclass(slots=True)
@@ -44,71 +51,56 @@ class Pool:
     ticks: Ticks = field(default_factory=lambda: np.full(1 << 16, NEVER, np.int16))
     _end: int = 1
 
-    def add(
-        self, shape: tuple[int, int], number: Counts, used: Counts, labels: Ticks, back: Counts
-    ) -> Rows:
-        """Keep these labels; ``shape``: how many numbers of micro-batches, and units, there are."""
-        order = np.lexsort((used, number))
+    def add(self, units: int, used: Counts, labels: Ticks, back: Counts) -> Rows:
+        """Keep these labels; ``units``: of devices there are."""
+        order = np.argsort(used, kind="stable")
         base, self._end = self._end, self._end + labels.size
         while self._end > len(self.ticks):
             self.ticks = np.concatenate([self.ticks, self.ticks])
         self.ticks[base : self._end] = labels[order].ravel()
-        numbers, units = shape
-        cells = np.bincount(number * (units + 2) + used + 1, minlength=numbers * (units + 2))
-        until = np.cumsum(cells).reshape(numbers, units + 2)
-        ends = labels[order, 0].astype(np.int64)
-        return Rows(base, number[order], used[order], ends, back[order], until)
+        until = np.r_[0, np.cumsum(np.bincount(used, minlength=units + 1))]
+        return Rows(base, used[order], labels[order, 0].astype(np.int64), back[order], until)
 
 
-def skyline(number: Counts, used: Counts, labels: Ticks) -> tuple[Counts, int]:
-    """Rows that no other with the same number is at least as good as in everything.
+def cover(used: Counts, labels: Ticks, alike: int) -> tuple[Counts, Ticks, int]:
+    """Few labels, at least one of which is as good as each of all those.
+
+    A label goes where another one on no more devices is in nothing later by more than ``alike``
+    ticks. The other is then lowered to the lesser of both in everything.
 
     Returns:
-        the rows, and how many numbers were compared.
+        the rows that stay, their labels, and how many numbers were compared.
     """
-    order = np.lexsort((np.maximum(labels, 0).sum(axis=1, dtype=np.int64), number))
+    order = np.argsort(np.maximum(labels, 0).sum(axis=1, dtype=np.int64), kind="stable")
     columns = np.concatenate([used[order][None].astype(np.int16), labels[order].T])
-    starts = np.flatnonzero(np.r_[True, np.diff(number[order]) > 0])
-    kept, work = [], 0
-    for low, high in zip(starts, [*starts[1:], len(order)], strict=True):
-        alive = _undominated(columns[:, low:high])
-        work += (high - low) * len(alive) * len(columns)
-        kept.append(order[low + alive])
-    return np.concatenate(kept), work
-
-
-def _undominated(columns: Ticks) -> Counts:
-    """Points none before is at most equal to everywhere; shape (dimensions, points)."""
-    alive, at = np.arange(columns.shape[1]), 0
-    while at < len(alive):
+    lowered, at, compared = columns[1:].copy(), 0, 0
+    while at < columns.shape[1]:
         top, rest = columns[:, at : at + BLOCK], columns[:, at:]
-        beats = top[0][:, None] <= rest[0]
-        better = np.empty_like(beats)
-        for one, other in zip(top[1:], rest[1:], strict=True):
-            np.less_equal(one[:, None], other, out=better)
-            beats &= better
-        count = top.shape[1]
-        beats[:, :count] &= ~np.tri(count, dtype=bool)
-        keep = ~beats.any(axis=0)
-        columns = np.concatenate([columns[:, :at], rest[:, keep]], axis=1)
-        alive = np.concatenate([alive[:at], alive[at:][keep]])
-        at += int(keep[:count].sum())
-    return alive
+        compared += top.shape[1] * rest.size
+        by = _replaced(top, rest, alike)
+        gone = np.flatnonzero(by >= 0)
+        for low in lowered:
+            np.minimum.at(low, at + by[gone], low[at + gone])
+        stay = np.r_[np.arange(at), at + np.flatnonzero(by < 0)]
+        at += int((by[: top.shape[1]] < 0).sum())
+        columns, lowered, order = columns[:, stay], lowered[:, stay], order[stay]
+    return order, np.ascontiguousarray(lowered.T), compared
 
 
-def merged(
-    number: Counts, used: Counts, labels: Ticks, back: Counts, most: int
-) -> tuple[Counts, Counts, Ticks, Counts]:
-    """About ``most`` rows: of those with like ends on as many devices, the least of everything.
+def _replaced(top: Ticks, rest: Ticks, alike: int) -> Counts:
+    """Which of the points ``top`` stands for each of ``rest``, which begins with them, or -1.
 
-    ``back`` is that of the row which ends first.
+    Within ``top`` only such points stand for others for which none stands, so that nothing is
+    lowered twice. Shapes (dimensions, points); the first dimension allows for no tolerance.
     """
-    order = np.lexsort((labels[:, 0], used, number))
-    number, used, labels, back = number[order], used[order], labels[order], back[order]
-    fresh = np.r_[True, (np.diff(number) != 0) | (np.diff(used) != 0)]
-    group = np.cumsum(fresh) - 1
-    size = np.bincount(group)[group]
-    rank = np.arange(len(group)) - np.flatnonzero(fresh)[group]
-    part = rank * np.maximum(1, size * most // len(group)) // size
-    starts = np.flatnonzero(fresh | np.r_[True, np.diff(part) != 0])
-    return number[starts], used[starts], np.minimum.reduceat(labels, starts, axis=0), back[starts]
+    count = top.shape[1]
+    beats = top[0][:, None] <= rest[0]
+    better = np.empty_like(beats)
+    for one, other in zip(top[1:], rest[1:] + np.int16(alike), strict=True):
+        np.less_equal(one[:, None], other, out=better)
+        beats &= better
+    beats[:, :count] &= ~np.tri(count, dtype=bool)
+    first = ~beats[:, :count].any(axis=0)
+    beats[~first, :count] = False
+    beats[beats[:, :count].any(axis=0)] = False
+    return np.where(beats.any(axis=0), beats.argmax(axis=0), -1)

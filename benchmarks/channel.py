@@ -25,7 +25,7 @@ from typing import Any
 import harness
 import numpy as np
 import psutil
-from queues import UNIT_S, Crew, Queue, Ray, Rlinf
+from queues import BATCHES, UNIT_S, Crew, Queue, Ray, Rlinf
 from rivals import SPAWN
 
 from rlinf.channel import announce
@@ -62,19 +62,22 @@ def timed(runs: dict[str, tuple[Callable[[int], object], int]], rounds: int) -> 
 
 def one_to_one(team: dict[str, Any], item: Any, count: int, rounds: int) -> harness.Samples:
     """One producer, one consumer."""
-    rlinf = team["rlinf"]
+    rlinf, simple = team["rlinf"], team["SimpleQueue"]
+    large = isinstance(item, np.ndarray) and item.nbytes > 1 << 16
     runs: dict[str, tuple[Callable[[int], object], int]] = {
         "rlinf put, get": (lambda n: rlinf.stream(item, n), count),
-        "rlinf put_many, get_batch of 64": (lambda n: rlinf.stream_batches(item, n), 2 * count),
         "rlinf, a round trip each": (lambda n: rlinf.stream(item, n, "one by one"), count // 20),
     }
     for name in ("SimpleQueue", "multiprocessing.Queue"):
         runs[name] = (lambda n, queue=team[name]: queue.stream(item, n), count)
-    lists = team["SimpleQueue"].stream_lists
-    runs["SimpleQueue, lists of 64"] = (lambda n: lists(item, n), 2 * count)
+    for size in BATCHES[:1] if large else BATCHES:
+        many = 2 * count if large else max(2 * count, 32 * size)
+        ours, theirs = f"rlinf put_many, get_batch of {size}", f"SimpleQueue, lists of {size}"
+        runs[ours] = (lambda n, size=size: rlinf.stream_batches(item, n, size), many)
+        runs[theirs] = (lambda n, size=size: simple.stream_lists(item, n, size), many)
     if "ray.util.queue" in team:
         runs["ray.util.queue"] = (lambda n: team["ray.util.queue"].stream(item, n), 60)
-    if isinstance(item, np.ndarray) and item.nbytes > 1 << 16:
+    if large:
         kept = np.empty_like(item)
         runs["np.copyto, one process"] = (
             lambda n: [np.copyto(kept, item) for _ in range(n)],

@@ -17,7 +17,7 @@ from rlinf.channel import Channel, ChannelConfig, ChannelServer
 from rlinf.comm import CommConfig, Endpoint, RegistryClient, RegistryServer
 
 PATIENCE_S = 120.0
-BATCH = 64
+BATCHES = 64, 2048
 BOUNDED = ChannelConfig(buffer_size="128MB")
 """A producer may be that far ahead; more would measure how fast the system hands out memory."""
 SHM = CommConfig(backend_priority=("shm",))
@@ -91,18 +91,18 @@ def serve(pipe: "Pipe[Any, Any]", address: str, token: bytes) -> None:
 
 
 def consume(pipe: "Pipe[Any, Any]", rank: int, address: str, token: bytes) -> None:
-    """A consumer: an order is (channel, count, by batches)."""
+    """A consumer: an order is (channel, count, items of a batch; 0: one by one)."""
     with endpoint(f"consumer/{rank}", address, token) as mine:
         channels: dict[str, Channel] = {}
 
-        def work(order: tuple[str, int, bool]) -> None:
-            name, count, batches = order
+        def work(order: tuple[str, int, int]) -> None:
+            name, count, size = order
             channel = channels.get(name)
             if channel is None:
                 channel = channels[name] = Channel.connect(name, mine)
             while count:
-                if batches:
-                    for item in (items := channel.get_batch(max_items=min(BATCH, count))):
+                if size:
+                    for item in (items := channel.get_batch(max_items=min(size, count))):
                         touch(item)
                     count -= len(items)
                 else:
@@ -160,16 +160,16 @@ class Rlinf(Team):
     def stream(self, item: object, count: int, how: str = "") -> None:
         """Put so many from here; until the consumer has them all."""
         channel = self._channels[how]
-        self.order(self._consumers[0], (channel.ref.name, count, False))
+        self.order(self._consumers[0], (channel.ref.name, count, 0))
         for _ in range(count):
             channel.put(item)
         self.wait(self._consumers[0])
 
-    def stream_batches(self, item: object, count: int) -> None:
-        """The same with put_many and get_batch."""
-        self.order(self._consumers[0], ("usual", count, True))
-        for first in range(0, count, BATCH):
-            self._channels[""].put_many([item] * min(BATCH, count - first))
+    def stream_batches(self, item: object, count: int, size: int) -> None:
+        """The same with put_many and get_batch of so many."""
+        self.order(self._consumers[0], ("usual", count, size))
+        for first in range(0, count, size):
+            self._channels[""].put_many([item] * min(size, count - first))
         self.wait(self._consumers[0])
 
     def depth(self) -> int:
@@ -179,7 +179,7 @@ class Rlinf(Team):
     def crowd(self, item: object, count: int) -> None:
         """All producers to all consumers, an equal number each."""
         for member in self._consumers:
-            self.order(member, ("usual", count // len(self._consumers), False))
+            self.order(member, ("usual", count // len(self._consumers), 0))
         for member in self._producers:
             self.order(member, ("usual", count // len(self._producers), item))
         for member in (*self._producers, *self._consumers):
@@ -193,7 +193,7 @@ class Rlinf(Team):
     def gather(self) -> None:
         """Have every consumer get an item, so that the server knows all of them."""
         for member in self._consumers:
-            self.order(member, ("usual", 1, False))
+            self.order(member, ("usual", 1, 0))
         self._channels[""].put_many([b"x"] * len(self._consumers))
         for member in self._consumers:
             self.wait(member)
@@ -305,12 +305,12 @@ class Queue(Team):
             self._queue.put(item)
         self.wait(0)
 
-    def stream_lists(self, item: object, count: int) -> None:
-        """The same, many to a list: what batches save where nothing is promised."""
-        several = [pickle.loads(pickle.dumps(item)) for _ in range(BATCH)]  # not one, named often
+    def stream_lists(self, item: object, count: int, size: int) -> None:
+        """The same, so many to a list: what batches save where nothing is promised."""
+        several = [pickle.loads(pickle.dumps(item)) for _ in range(size)]  # not one, named often
         self.order(0, count)
-        for first in range(0, count, BATCH):
-            self._queue.put(several[: min(BATCH, count - first)])
+        for first in range(0, count, size):
+            self._queue.put(several[: min(size, count - first)])
         self.wait(0)
 
     crowd = Rlinf.crowd

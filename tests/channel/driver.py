@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from itertools import count
 
-from rlinf.channel.batching import Crate, Loading
+from rlinf.channel.batching import Crate
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.config import ChannelConfig
 from rlinf.channel.core import Queue
+from rlinf.channel.loading import Loading
 from rlinf.channel.messages import (
     ClientId,
     Close,

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf.channel.batching import Crate, Loading, cargos, collect, open_run, shelve
+from rlinf.channel.batching import Crate, cargos, collect, open_run, shelve
 from rlinf.channel.cargo import ARRAY, LARGE, RAW, SMALL, SMALL_BYTES, pack, unpack
 from rlinf.channel.errors import InvalidWeight
+from rlinf.channel.loading import Loading
 from rlinf.channel.run import Run
 from rlinf.comm import join, split
 from tests.channel.driver import close

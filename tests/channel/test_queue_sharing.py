@@ -79,3 +79,23 @@ def test_what_came_along_with_a_batch_is_recalled_for_others() -> None:
     assert driver.step(Tick()) == [Recall(A)]
     tags = given.first_tag + 2, given.first_tag + 3
     assert names(driver.step(Recalled(A, tags))) == [2]
+
+
+def test_a_batch_asked_for_ahead_is_recalled_for_others() -> None:
+    driver = Driver()
+    driver.put(*range(2))
+    (given,) = driver.batch(max_items=2, wait=False)
+    assert isinstance(given, Delivered) and sum(run.count for run in given.runs) == 2
+    driver.take(B)
+    driver.now += RECALL_AFTER_S
+    assert driver.step(Tick()) == [Recall(A)]
+    assert names(driver.step(Recalled(A, (given.first_tag, given.first_tag + 1)))) == [0]
+
+
+def test_no_batch_ahead_where_there_is_no_whole_one() -> None:
+    driver = Driver()
+    driver.put(0)
+    assert names(driver.batch(max_items=2, wait=False, along=2)) == []
+    assert names(driver.batch(max_items=2, wait=False)) == []
+    driver.close()
+    assert names(driver.batch(max_items=2, wait=False)) == [0], "the tail"

@@ -14,10 +14,11 @@ from typing import NamedTuple
 from rlinf.channel.cargo import (
     CLAIM,
     LARGE,
+    RAW,
     Bytes,
     Cargo,
     open_alike,
-    pack_alike,
+    open_raw,
     unpack_all,
 )
 from rlinf.channel.claim import Claim, read_claim
@@ -51,104 +52,6 @@ class Crate(NamedTuple):
     """The large items, in order."""
     keys: list[str | None] | None
     """The key of each item; None if none has one, or nobody needs to know."""
-
-
-class Loading:
-    """A message while it is being loaded, at a producer."""
-
-    __slots__ = (
-        "count",
-        "keys",
-        "kinds",
-        "lengths",
-        "nbytes",
-        "parcels",
-        "pieces",
-        "sizes",
-        "weights",
-    )
-
-    def __init__(self) -> None:
-        self.weights: list[float] = []
-        self.sizes: list[int] = []
-        self.lengths: list[int] = []
-        self.kinds: list[int] = []
-        self.pieces: list[Bytes] = []
-        self.parcels: list[Parcel] = []
-        self.keys: list[str | None] | None = None
-        self.count = 0
-        self.nbytes = 0
-        """Size of the items, without heads and padding."""
-
-    def add(self, cargo: Cargo, weight: float, key: str | None) -> None:
-        """Load one item."""
-        kind, nbytes, content = cargo
-        if kind == LARGE:
-            assert isinstance(content, Parcel)
-            self.lengths.append(0)
-            self.parcels.append(content)
-        else:
-            assert not isinstance(content, Parcel)
-            self.lengths.append(len(content))
-            self.pieces.append(content)
-        self.weights.append(weight)
-        self.sizes.append(nbytes)
-        self.kinds.append(kind)
-        if key is not None and self.keys is None:
-            self.keys = [None] * self.count
-        if self.keys is not None:
-            self.keys.append(key)
-        self.count += 1
-        self.nbytes += nbytes
-
-    def add_alike(
-        self,
-        items: Sequence[object],
-        weights: Sequence[float],
-        keys: Sequence[str | None] | None = None,
-    ) -> bool:
-        """Load several small items of one kind as the first; False where they are not alike."""
-        alike = pack_alike(items)
-        if alike is None:
-            return False
-        kind, sizes, extra, pieces = alike
-        self.weights += weights
-        self.sizes += sizes
-        self.lengths += [sizes[0] + extra] * len(sizes) if extra else sizes
-        self.kinds += [kind] * len(sizes)
-        self.pieces += pieces
-        self.keys = None if keys is None else list(keys)
-        self.count += len(sizes)
-        self.nbytes += sum(sizes)
-        return True
-
-    def extend(self, other: "Loading") -> None:
-        """Load everything of another message behind what is here."""
-        if other.keys is not None and self.keys is None:
-            self.keys = [None] * self.count
-        if self.keys is not None:
-            self.keys += other.keys or [None] * other.count
-        self.weights += other.weights
-        self.sizes += other.sizes
-        self.lengths += other.lengths
-        self.kinds += other.kinds
-        self.pieces += other.pieces
-        self.parcels += other.parcels
-        self.count += other.count
-        self.nbytes += other.nbytes
-
-    def crate(self) -> Crate:
-        """The message."""
-        return Crate(
-            self.count,
-            _packed(self.weights, WEIGHTS),
-            _packed(self.sizes, SIZES),
-            _packed(self.lengths, LENGTHS),
-            _packed(self.kinds, KINDS),
-            memoryview(_joined(self.pieces)),  # as a view it is not copied where it arrives
-            self.parcels,
-            self.keys,
-        )
 
 
 class Shelf:
@@ -290,11 +193,14 @@ def open_run(run: Run, allow_pickle: bool = True) -> list[object]:
     """
     shelf: Shelf = run.payload  # type: ignore[assignment]
     kinds, sizes, lengths = shelf.kinds, shelf.sizes, shelf.lengths
-    if isinstance(kinds, int) and isinstance(sizes, int) and isinstance(lengths, int):
+    if isinstance(kinds, int) and run.count > 1:
         block = shelf.pieces(run.first, run.end)
-        items = open_alike(kinds, sizes, run.count, block) if run.count > 1 else None
-        if items is not None:
-            return items
+        if isinstance(sizes, int) and isinstance(lengths, int):
+            items = open_alike(kinds, sizes, run.count, block)
+            if items is not None:
+                return items
+        elif kinds == RAW:
+            return open_raw(_spread(lengths, run.first, run.end), block)
     return unpack_all(cargos(run), allow_pickle)
 
 

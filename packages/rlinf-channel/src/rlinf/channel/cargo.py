@@ -10,7 +10,8 @@ the transport moves by reference where it can.
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlinf.comm.codec import Parcel
 
 SMALL_BYTES = 4096
 ALIGN = 16
+ROW_ITEMS = 64
 
 RAW, SMALL, LARGE, ARRAY, CLAIM = 0, 1, 2, 3, 4
 """Kinds of items: bytes, a parcel in a piece, a parcel, a plain array; or a claim, see `claim`."""
@@ -58,17 +60,22 @@ def pack(value: object, allow_pickle: bool = True) -> Cargo:
     return SMALL, parcel.nbytes, _flatten(parcel)
 
 
-def pack_alike(values: Sequence[object]) -> tuple[int, list[int], int, list[Bytes]] | None:
+def pack_alike(
+    values: Sequence[object],
+) -> tuple[int, int | list[int], int | list[int], list[Bytes]] | None:
     """Close several small items of one kind together, in a tenth of the time.
 
     Returns:
-        Their kind, the size of each, what an array's head and padding add to each, and the pieces,
-        in as many parts as suits; None where they are not alike.
+        Their kind; the size of each and the length of its piece, one number where it is the same
+        for all; and the pieces, in as many parts as suits. None where they are not alike.
     """
     kinds = set(map(type, values))
     if kinds == {bytes}:
-        sizes = list(map(len, values))  # type: ignore[arg-type]
-        return None if max(sizes) > SMALL_BYTES else (RAW, sizes, 0, list(values))  # type: ignore
+        sizes: list[int] = list(map(len, values))  # type: ignore[arg-type]
+        first = sizes[0]
+        if sizes.count(first) == len(sizes):
+            return None if first > SMALL_BYTES else (RAW, first, first, list(values))  # type: ignore
+        return None if max(sizes) > SMALL_BYTES else (RAW, sizes, sizes, list(values))  # type: ignore
     if kinds != {np.ndarray} or len(set(map(_LOOK, values))) > 1:
         return None
     head = _new_head(values[0])  # type: ignore[arg-type]
@@ -80,7 +87,7 @@ def pack_alike(values: Sequence[object]) -> tuple[int, list[int], int, list[Byte
         whole = b"".join(chain.from_iterable(rows))  # type: ignore[arg-type]
     except (BufferError, TypeError):  # one is not in C order
         return None
-    return ARRAY, [size] * len(values), len(start) + len(padding), [whole]
+    return ARRAY, size, len(start) + size + len(padding), [whole]
 
 
 def open_alike(kind: int, size: int, count: int, block: Bytes) -> list[object] | None:
@@ -89,7 +96,10 @@ def open_alike(kind: int, size: int, count: int, block: Bytes) -> list[object] |
     None where that cannot be: they have to be opened one by one.
     """
     if kind == RAW and size:
-        return list(chain.from_iterable(struct.iter_unpack(f"{size}s", block)))
+        row = _row(size)
+        end = len(block) - len(block) % row.size
+        rest = struct.iter_unpack(f"{size}s", block[end:])
+        return list(chain.from_iterable(chain(row.iter_unpack(block[:end]), rest)))
     if kind != ARRAY or not size:
         return None
     rows = np.frombuffer(bytearray(block), np.uint8).reshape(count, -1)
@@ -100,6 +110,18 @@ def open_alike(kind: int, size: int, count: int, block: Bytes) -> list[object] |
     if nbytes != size or not shape or start + size > rows.shape[1]:
         return None
     return list(rows[:, start : start + size].view(dtype).reshape(count, *shape))
+
+
+def open_raw(sizes: Sequence[int], block: Bytes) -> list[object]:
+    """Open items of bytes, of different size, that lie together."""
+    whole, ends = bytes(block), list(accumulate(sizes, initial=0))
+    return [whole[start:end] for start, end in pairwise(ends)]
+
+
+@lru_cache(maxsize=64)
+def _row(size: int) -> struct.Struct:
+    """Many items of bytes, to be taken out in one step."""
+    return struct.Struct(f"{size}s" * ROW_ITEMS)
 
 
 def unpack_all(cargos: Iterable[Cargo], allow_pickle: bool = True) -> list[object]:

@@ -110,11 +110,11 @@ class ChannelConfig:
     reconnect_s: float = 30.0
     """Seconds for which producers and consumers wait for a server that died to come back under its
     name; then they raise `ServerLost`. 0: at once. A server that was closed is not waited for."""
-    put_window_items: int = 4096
+    put_window_items: int = 8192
     """Items a producer may have on their way, not yet acknowledged; 0: each put waits."""
     put_window_bytes: int | str = "8MB"
     """Bytes a producer may have on their way, not yet acknowledged."""
-    prefetch_items: int = 1024
+    prefetch_items: int = 8192
     """Most items one get may bring along for the next ones; 1 turns prefetching off."""
     prefetch_s: float = 0.002
     """Only so many items are brought along as the consumer, at its recent pace, uses in this

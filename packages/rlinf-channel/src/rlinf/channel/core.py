@@ -324,7 +324,7 @@ class Queue:
             consumer.redelivered += again
             self._portions.returned = max(0, self._portions.returned - again)
         tag = self._consumers.give(take, consumer, runs, now)
-        if count > ((take.max_items or count) if take.full else int(take.wait)):
+        if count > take.wait * ((take.max_items or count) if take.full else 1):
             consumer.bring(now)
         self.wake_at = min(self.wake_at, consumer.expires_at)
         copies = [run.copy() for run in runs]  # what becomes of these here is not their affair

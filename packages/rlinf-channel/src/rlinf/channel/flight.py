@@ -7,9 +7,9 @@ under the same numbers, so that none of its items is in twice.
 import threading
 from collections import deque
 
-from rlinf.channel.batching import Loading
 from rlinf.channel.errors import ChannelError, Full, ServerLost
 from rlinf.channel.link import Link, Reply, ServerAway
+from rlinf.channel.loading import Loading
 from rlinf.channel.session import Session
 from rlinf.comm.errors import CommError
 from rlinf.comm.errors import Timeout as CommTimeout

@@ -63,32 +63,43 @@ class Inbox(Takes):
         if stale or cargo is None:
             self.give_back(stale)
             return self._get_one(timeout, key)
-        self._bring_along()
+        self._bring_along(Wish(self._pace.credit, wait=False))
         return cargo
 
     def take(self, wish: Wish, deadline: float | None, operation: str) -> list[Run]:
         """Items under a lease of their own; acknowledges what get had handed out."""
-        self._land(deadline, operation)
         with self._lock:
             self._next_turn()
             here = self._batch_here(wish)
-            unwanted = () if here else self._local.clear()
-            self._pace.asks()
-            if wish.full and wish.max_items is not None and wish.target_weight is None:
-                more = self._pace.credit // wish.max_items * wish.max_items - wish.max_items
-                wish = wish._replace(along=max(more, 0))
-        self.give_back(unwanted)
-        runs = here or self._wait_for(wish, deadline, operation)
+        if not here:
+            self._land(deadline, operation)
+            with self._lock:
+                here = self._batch_here(wish)
+                unwanted = () if here else self._local.clear()
+                self._pace.asks()
+            self.give_back(unwanted)
+        runs = here or self._wait_for(wish._replace(along=self._along(wish)), deadline, operation)
         with self._lock:
             if not here:
                 self._pace.arrived()
-                if wish.along and wish.max_items is not None:
+                if wish.even:
                     self._take_in(runs)
-                    runs = self._local.take(min(wish.max_items, len(self._local)))
+                    runs = self._local.take(min(wish.even, len(self._local)))
+                    self._enough = len(self._local) // 2
             for run in runs:
                 self._pace.used += run.count
                 self._leases.add(run.order, run.order + run.count - 1)  # if it came along before
+            more = wish.even and len(self._local) < self._enough and self._ahead is None
+            if more:
+                self._pace.asks()
+        if more and wish.even <= self._pace.credit:
+            self._bring_along(wish._replace(along=self._along(wish), wait=False))
         return runs
+
+    def _along(self, wish: Wish) -> int:
+        """How many items a batch may bring along, which are batches of the same kind."""
+        size = wish.even
+        return max(self._pace.credit // size * size - size, 0) if size else 0
 
     def adopt(self, tags: Ranges) -> None:
         """Treat leased items as handed out by get: the next one acknowledges them."""
@@ -213,8 +224,8 @@ class Inbox(Takes):
 
     def _batch_here(self, wish: Wish) -> list[Run]:
         """The whole batch, if it came along with the one before."""
-        local, count = self._local, wish.max_items
-        if not (wish.full and count and wish.target_weight is None and len(local) >= count):
+        local, count = self._local, wish.even
+        if not count or len(local) < count:
             return []
         if time.monotonic() - self._confirmed_at > self.lease_s:
             return []  # after such a pause it has gone to others
@@ -249,8 +260,8 @@ class Inbox(Takes):
                 if self._local:
                     return self._begin()
 
-    def _bring_along(self) -> None:
-        ask = self.send(Wish(self._pace.credit, wait=False), None)
+    def _bring_along(self, wish: Wish) -> None:
+        ask = self.send(wish, None)
         with self._lock:
             self._ahead = ask
         ask.reply.add_done_callback(lambda _: self._absorb(ask))

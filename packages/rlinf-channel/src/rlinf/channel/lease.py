@@ -7,7 +7,7 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rlinf.channel.batching import Loading, cargos
+from rlinf.channel.batching import cargos
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import open_cargo
 from rlinf.channel.errors import (
@@ -20,6 +20,7 @@ from rlinf.channel.errors import (
 )
 from rlinf.channel.inbox import Inbox
 from rlinf.channel.link import GRACE_S, Link, ServerAway, rebuild
+from rlinf.channel.loading import Loading
 from rlinf.channel.messages import Outcome
 from rlinf.channel.run import Run
 from rlinf.channel.spans import Ranges, ranges

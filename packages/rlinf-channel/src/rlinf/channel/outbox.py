@@ -9,7 +9,6 @@ import logging
 import time
 from itertools import chain
 
-from rlinf.channel.batching import Loading
 from rlinf.channel.cargo import LARGE, Cargo, detach
 from rlinf.channel.errors import (
     ChannelClosed,
@@ -22,6 +21,7 @@ from rlinf.channel.errors import (
 )
 from rlinf.channel.flight import Flight, Message
 from rlinf.channel.link import GRACE_S, Link
+from rlinf.channel.loading import Loading
 from rlinf.channel.session import Session
 from rlinf.channel.spans import Ranges
 from rlinf.comm.errors import CommError
@@ -30,7 +30,7 @@ from rlinf.comm.handle import Handle, TimeoutLike
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1 << 22
-BLOCK_ITEMS = 512
+BLOCK_ITEMS = 2048
 ON_THE_WAY = 1
 """Messages sent ahead of their acknowledgements before small items are gathered instead."""
 

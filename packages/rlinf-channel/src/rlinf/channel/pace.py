@@ -4,7 +4,7 @@ import time
 
 from rlinf.channel.config import ChannelConfig
 
-FASTEST_S = 1e-6
+FASTEST_S = 1e-7
 MEMORY = 0.6
 
 

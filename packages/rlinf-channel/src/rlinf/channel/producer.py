@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from rlinf.channel.batching import Loading
 from rlinf.channel.cargo import Cargo
 from rlinf.channel.devices import Packer
 from rlinf.channel.errors import ChannelError, Full, InvalidWeight
 from rlinf.channel.link import Link
+from rlinf.channel.loading import Loading
 from rlinf.channel.outbox import BLOCK_BYTES, BLOCK_ITEMS, Outbox
+from rlinf.channel.run import Column
 from rlinf.comm.errors import CodecError
 from rlinf.comm.handle import DEFAULT, Handle, TimeoutLike
 
@@ -89,10 +90,10 @@ class Producer:
         rest, at = iter(items), 0
         while chunk := list(islice(rest, BLOCK_ITEMS)):
             end = at + len(chunk)
-            some = (1.0,) * len(chunk) if weights is None else tuple(weights[at:end])
+            some = 1.0 if weights is None else tuple(weights[at:end])
             named = None if keys is None else keys[at:end]
             for what, given in (("weights", some), ("keys", named)):
-                if given is not None and len(given) != len(chunk):
+                if isinstance(given, Sequence) and len(given) != len(chunk):
                     raise ValueError(f"put_many: there are fewer {what} than items")
             self._put_chunk(chunk, some, named, deadline, at)
             at = end
@@ -100,7 +101,7 @@ class Producer:
     def _put_chunk(
         self,
         items: list[object],
-        weights: Sequence[float],
+        weights: Column,
         keys: Sequence[str | None] | None,
         deadline: float | None,
         before: int,
@@ -109,12 +110,14 @@ class Producer:
 
         `before`: So many of the same `put_many` are in already.
         """
-        good = self._good(weights)
+        good = len(items) if isinstance(weights, float) else self._good(weights)
         if good == len(items) and self._packer.plain:
             message = Loading()
             if message.add_alike(items, weights, keys):
                 self._add_all(message, deadline, before)
                 return
+        each = [weights] * len(items) if isinstance(weights, float) else weights
+        named = [None] * len(items) if keys is None else keys
         cargos: list[Cargo] = []
         failed: Exception | None = None
         try:
@@ -123,14 +126,13 @@ class Producer:
             failed = error
         for first, last in _messages(cargos):
             message = Loading()
-            named = [None] * len(cargos) if keys is None else keys
             for at in range(first, last):
-                message.add(cargos[at], weights[at], named[at])
+                message.add(cargos[at], each[at], named[at])
             self._add_all(message, deadline, before + first)
         if failed is not None:
             raise failed
         if good < len(items):
-            raise InvalidWeight(self._link.channel, weights[good])
+            raise InvalidWeight(self._link.channel, each[good])
 
     def flush(self, timeout: TimeoutLike = DEFAULT) -> None:
         """Wait until the server holds everything put before.

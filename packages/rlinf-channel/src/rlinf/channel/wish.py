@@ -20,6 +20,11 @@ class Wish(NamedTuple):
     alone: bool = True
     """See `messages.Take`."""
 
+    @property
+    def even(self) -> int:
+        """How many items every batch of this kind has; 0 where that depends on their weight."""
+        return (self.max_items or 0) if self.full and self.target_weight is None else 0
+
 
 class Ask:
     """One take on its way."""

@@ -199,6 +199,7 @@ class Consumer(Holder):
                 {"max_items": None, "target_weight": rng.uniform(1, 12), "full": True},
                 {"max_items": 3, "target_weight": rng.uniform(1, 12), "full": True},
                 {"max_items": 3, "wait": False},
+                {"max_items": 2, "wait": False, "full": True, "along": 2},
             ]
         )
 

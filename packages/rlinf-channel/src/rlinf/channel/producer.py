@@ -91,9 +91,9 @@ class Producer:
         while chunk := list(islice(rest, BLOCK_ITEMS)):
             end = at + len(chunk)
             some = 1.0 if weights is None else tuple(weights[at:end])
-            named = None if keys is None else keys[at:end]
+            named = None if keys is None else list(keys[at:end])
             for what, given in (("weights", some), ("keys", named)):
-                if isinstance(given, Sequence) and len(given) != len(chunk):
+                if isinstance(given, tuple | list) and len(given) != len(chunk):
                     raise ValueError(f"put_many: there are fewer {what} than items")
             self._put_chunk(chunk, some, named, deadline, at)
             at = end

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from rlinf.workers.engines.products import MIN_WEIGHTS, project
+from rlinf.workers.engines.products import MIN_WEIGHTS, has_idle_units, product, project
 
 torch.set_num_threads(1)  # several threads on busy cores wait for each other most of the time
 
-QUICK = torch.backends.mkldnn.is_available() and "AVX512" in (
-    torch.backends.cpu.get_cpu_capability()
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
 )
 
 
@@ -26,37 +26,57 @@ def gradients(run, module, x):
     return [x.grad, *(parameter.grad.clone() for parameter in module.parameters())]
 
 
+def by_onednn(module):
+    return lambda x: product(x, module.weight, module.bias)
+
+
+@needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_product_and_its_gradients_are_torchs_own(bias):
     module = layer(bias=bias)
     assert module.weight.numel() >= MIN_WEIGHTS
     x = torch.randn(37, 160, generator=torch.manual_seed(1))
-    assert torch.allclose(project(module, x), module(x), atol=1e-5)
-    ours = gradients(lambda x: project(module, x), module, x)
+    assert torch.allclose(by_onednn(module)(x), module(x), atol=1e-5)
+    ours = gradients(by_onednn(module), module, x)
     theirs = gradients(module, module, x)
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.allclose(mine, other, atol=1e-4)
 
 
-@pytest.mark.skipif(not QUICK, reason="oneDNN is not used on this processor")
+@needs_onednn
 def test_a_row_does_not_depend_on_the_others():
     module, x = layer(), torch.randn(300, 160, generator=torch.manual_seed(1))
-    whole = project(module, x)
+    whole = by_onednn(module)(x)
     for rows in (2, 7, 16, 33, 128):
-        assert torch.equal(project(module, x[:rows]), whole[:rows])
+        assert torch.equal(by_onednn(module)(x[:rows]), whole[:rows])
 
 
+@needs_onednn
 def test_frozen_weights_get_no_gradient():
     module = layer().requires_grad_(False)
     x = torch.randn(5, 160, requires_grad=True)
-    project(module, x).sum().backward()
+    by_onednn(module)(x).sum().backward()
     assert module.weight.grad is None
     assert torch.allclose(x.grad, module.weight.sum(0).expand(5, -1), atol=1e-5)
 
 
+@needs_onednn
 @pytest.mark.parametrize("rows", [0, 1])
 def test_few_rows_are_no_exception(rows):
-    assert project(layer(), torch.zeros(rows, 160)).shape == (rows, 256)
+    assert by_onednn(layer())(torch.zeros(rows, 160)).shape == (rows, 256)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "idle"),
+    [("AuthenticAMD", 26, True), ("AuthenticAMD", 25, False), ("GenuineIntel", 6, False)],
+)
+def test_whose_units_mkl_leaves_idle(vendor, family, idle):
+    processor = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu\n\n"
+    assert has_idle_units(2 * processor) is idle
+
+
+def test_an_unknown_processor_is_left_to_torch():
+    assert not has_idle_units("") and not has_idle_units("CPU implementer\t: 0x41\n")
 
 
 def test_what_is_not_a_plain_float32_layer_is_called():

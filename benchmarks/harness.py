@@ -11,8 +11,12 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib import metadata
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("numpy", "protobuf", "torch", "ray")
@@ -65,6 +69,50 @@ class Rival:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()
+
+
+class Apart:
+    """A contestant in a process of its own: threads that others started do not slow it down.
+
+    Args:
+        open: Called there with `args`; gives what is to be timed, and ends it.
+    """
+
+    def __init__(
+        self, open: Callable[..., AbstractContextManager[Callable[[], object]]], *args: object
+    ) -> None:
+        spawn = get_context("spawn")
+        self._pipe, there = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(there, open, args))
+        self._process.start()
+        there.close()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ask(self) -> None:
+        """Have it done once."""
+        self._pipe.send(True)
+        self._pipe.recv()
+
+    def close(self) -> None:
+        """End the process and what it has started."""
+        self._pipe.send(False)
+        self._process.join()
+
+
+def _serve(
+    pipe: "Connection[Any, Any]",
+    open: Callable[..., AbstractContextManager[Callable[[], object]]],
+    args: tuple[object, ...],
+) -> None:
+    with open(*args) as run:
+        while pipe.recv():
+            run()
+            pipe.send(True)
 
 
 def machine() -> dict[str, object]:

@@ -1,18 +1,20 @@
 """What the framework costs: an iteration of the tiny RLHF run against the same work in one loop.
 
-The floor calls the same engines one after another in this process: generate, score, learn, copy
-the weights. The others are the app's program, in one process and on Ray, everything in turn. All
-begin with a model that is right now and then: one that never is has nothing to learn from.
+The floor calls the same engines one after another: generate, score, learn, copy the weights. The
+others are the app's program, in one process and on Ray, everything in turn. Each has processes of
+its own, and begins with a model that is right now and then: one that never is has nothing to learn
+from.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "apps" / "rlhf"))
 
 from actor import Actor
-from harness import race, show
+from harness import Apart, race, show
 from settings import RlhfConfig, SftConfig
 
 from rlinf.workers import Cluster, FlowPlanner, wait_all
@@ -24,7 +26,8 @@ from rlinf.workers.hosts import RewardWorker, RolloutWorker
 Step = Callable[[], object]
 
 
-def plain(config: RlhfConfig) -> Step:
+@contextmanager
+def plain(config: RlhfConfig) -> Iterator[Step]:
     """The computation alone."""
     task, sizes = config.make_task(), config.rollout
     sampling, reward = config.sampling(task), config.make_reward()
@@ -44,11 +47,18 @@ def plain(config: RlhfConfig) -> Step:
         trainer.accumulate(reward.score(list(rollout.generate(asked))))
         return trainer.finish_step()
 
-    return step
+    yield step
 
 
-def framework(config: RlhfConfig, cluster: Cluster) -> Step:
+@contextmanager
+def framework(config: RlhfConfig, launcher: str) -> Iterator[Step]:
     """The same as the app does it, one iteration a call."""
+    with Cluster(launcher=launcher) as cluster:
+        yield iteration(config, cluster)
+
+
+def iteration(config: RlhfConfig, cluster: Cluster) -> Step:
+    """The program of `framework`, one iteration a call."""
     task, sizes = config.make_task(), config.rollout
     sampling = config.sampling(task)
     trainer = Actor.group(cluster, config.model_spec(), config.trainer, name="trainer").launch()
@@ -86,11 +96,13 @@ def measure(quick: bool) -> dict[str, object]:
     """Seconds an iteration, in three ways."""
     # As many demonstrations for each: no look at how well it does ends them early.
     config = RlhfConfig(sft=SftConfig(steps=150, every=1000))
-    with Cluster(launcher="inline") as inline, Cluster(launcher="ray") as ray:
-        contestants = {
-            "one loop": plain(config),
-            "rlinf, in one process": framework(config, inline),
-            "rlinf, on Ray": framework(config, ray),
-        }
-        samples = race(contestants, 10 if quick else 60, warmup=4, patience_s=10 if quick else 90)
+    runners = {
+        "one loop": Apart(plain, config),
+        "rlinf, in one process": Apart(framework, config, "inline"),
+        "rlinf, on Ray": Apart(framework, config, "ray"),
+    }
+    asks = {name: runner.ask for name, runner in runners.items()}
+    samples = race(asks, 10 if quick else 60, warmup=4, patience_s=10 if quick else 90)
+    for runner in runners.values():
+        runner.close()
     return {"iteration": show("one iteration of the tiny model", samples, "one loop")}

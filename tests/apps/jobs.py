@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -18,6 +20,49 @@ def run(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, str(MAIN), *arguments], capture_output=True, text=True, timeout=timeout_s
     )
+
+
+Arguments = tuple[str, ...]
+
+
+class Ending(NamedTuple):
+    """How the program ended: its exit code, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+ONE_AFTER_ANOTHER = """
+import contextlib, io, json, sys
+sys.path.insert(0, sys.argv[1])
+from main import CHOICES, CONFIG, RlhfConfig, main_guard, train
+for line in sys.stdin:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main_guard(train, RlhfConfig, CONFIG, json.loads(line), choices=CHOICES)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+
+
+def run_each(runs: Sequence[Arguments], folder: Path) -> Mapping[Arguments, Ending]:
+    """What comes of each of these arguments, one after another in one process: starting is slow.
+
+    For what ends at once. Each is written to a folder of its own in `folder`, if it does not name
+    one.
+    """
+    lines = []
+    for number, arguments in enumerate(runs):
+        named = any(argument.startswith(("folder=", "--")) for argument in arguments)
+        lines.append(
+            json.dumps([*([] if named else [f"folder={folder / str(number)}"]), *arguments])
+        )
+    command = [sys.executable, "-c", ONE_AFTER_ANOTHER, str(MAIN.parent)]
+    given = "\n".join(lines)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    endings = [Ending(*json.loads(line)) for line in done.stdout.splitlines()]
+    return dict(zip(runs, endings, strict=True))
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

@@ -4,21 +4,46 @@ import json
 import math
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from rlinf.workers.checkpoint import newest_checkpoint
-from tests.apps.jobs import SHORT, Started, losses, metrics, run
+from tests.apps.jobs import SHORT, Arguments, Ending, Started, losses, metrics, run, run_each
+
+SECTION_5_1 = """\
+communication:
+  backend_priority: [nccl, gloo]
+  serialization: structured
+channels:
+  experience_queue:
+    type: weighted
+    buffer_size: 10GB
+    offload_to_cpu: true
+scheduling:
+  batch_size: 64
+  sync_interval: 20
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with these settings, in one process."""
+    folder = tmp_path_factory.mktemp("finished")
+    file = folder / "config.yaml"
+    file.write_text(SECTION_5_1)
+    sizes = ("sft.stop_at=0.15", "rollout.samples=4", "steps=3", "launcher=inline")
+    done = run(f"config={file}", f"folder={folder / 'run'}", *sizes)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
 
 
 @pytest.mark.timeout(400)
-def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
+def test_a_run_leaves_a_complete_folder(finished: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    done = run(f"folder={tmp_path}", "launcher=inline", "steps=3", "sft.steps=5")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((finished / "summary.json").read_text())
     assert list(summary) == [
         "steps",
         "reward_first",
@@ -29,11 +54,19 @@ def test_inline_leaves_a_complete_run_folder(tmp_path: Path) -> None:
         "peak_rss_bytes",
     ]
     assert summary["steps"] == 3 and summary["plan"] == "temporal"
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert len(metrics(tmp_path)) == 3
-    events = EventAccumulator(str(tmp_path))
+    assert (finished / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert len(metrics(finished)) == 3
+    events = EventAccumulator(str(finished))
     events.Reload()
     assert len(events.Scalars("reward")) == 3
+
+
+@pytest.mark.timeout(400)
+def test_a_batch_and_a_sync_interval_are_what_they_say(finished: Path) -> None:
+    """One sync in twenty steps: what is learnt from gets older by a version a step."""
+    lines = metrics(finished)
+    assert [line["scored"] for line in lines] == [64 * 4] * 3
+    assert [line["staleness"] for line in lines] == [0, 1, 2]
 
 
 @pytest.mark.slow
@@ -260,71 +293,42 @@ def test_one_interrupt_ends_after_the_step(
     assert job.left_behind() == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("trainer.lrr=1",), "unknown key trainer.lrr: did you mean trainer.optimiser.lr?"),
-        (("steps=soon",), "steps must be int"),
-        (("algorithm=grop",), "algorithm=grop is not known: choose one of cispo, dapo"),
-        (("model=/no/such/model",), "/no/such/model"),
-        (("plan=nowhere.yaml",), "plan=nowhere.yaml"),
-        (("folder=/proc/none",), "cannot write the run folder /proc/none"),
-        (("communication.host=203.0.113.7", "launcher=inline"), "203.0.113.7"),
-        (("communication.pool_bytes=1000000000000000", "launcher=inline"), "pool"),
-    ],
-)
+INLINE = ("launcher=inline", *SHORT)
+UNUSABLE = {
+    ("trainer.lrr=1",): "unknown key trainer.lrr: did you mean trainer.optimiser.lr?",
+    ("steps=soon",): "steps must be int",
+    ("algorithm=grop",): "algorithm=grop is not known: choose one of cispo, dapo",
+    ("model=/no/such/model", *INLINE): "/no/such/model",
+    ("plan=nowhere.yaml", *INLINE): "plan=nowhere.yaml",
+    ("folder=/proc/none", *INLINE): "cannot write the run folder /proc/none",
+    ("communication.host=203.0.113.7", *INLINE): "203.0.113.7",
+    ("communication.pool_bytes=1000000000000000", *INLINE): "pool",
+    ("trainer.old_logprobs=trainer", "scheduling.sync_interval=4"): "importance_cap",
+    ("channels.experience_queue.type=mine", "sft.steps=0", "launcher=inline"): (
+        "no channel policy 'mine' (installed: adaptive, least_loaded"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Arguments, Ending]:
+    return run_each([*UNUSABLE, ("--help",)], tmp_path_factory.mktemp("endings"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arguments", UNUSABLE, ids=lambda arguments: arguments[0])
 def test_what_cannot_be_used_is_one_clear_error(
-    tmp_path: Path, arguments: tuple[str, ...], message: str
+    endings: Mapping[Arguments, Ending], arguments: Arguments
 ) -> None:
-    folder = () if arguments[0].startswith("folder=") else (f"folder={tmp_path}",)
-    done = run(*folder, *SHORT, *arguments, timeout_s=110)
-    assert done.returncode in (1, 2)
-    assert "Traceback" not in done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: ") and message in last, done.stderr
+    ending = endings[arguments]
+    assert ending.code in (1, 2)
+    assert "Traceback" not in ending.err
+    last = ending.err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and UNUSABLE[arguments] in last, ending.err
 
 
-def test_help_teaches() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    assert "plan=auto" in done.stdout and "trainer.optimiser.lr" in done.stdout
-
-
-SECTION_5_1 = """\
-communication:
-  backend_priority: [nccl, gloo]
-  serialization: structured
-channels:
-  experience_queue:
-    type: weighted
-    buffer_size: 10GB
-    offload_to_cpu: true
-scheduling:
-  batch_size: 64
-  sync_interval: 20
-"""
-
-
-def test_a_batch_and_a_sync_interval_are_what_they_say(tmp_path: Path) -> None:
-    """One sync in twenty steps: what is learnt from gets older by a version a step."""
-    file = tmp_path / "config.yaml"
-    file.write_text(SECTION_5_1)
-    folder = tmp_path / "run"
-    start = ("sft.stop_at=0.15", "rollout.samples=4", "steps=3", "launcher=inline")
-    done = run(f"config={file}", f"folder={folder}", *start)
-    assert done.returncode == 0, done.stderr
-    lines = metrics(folder)
-    assert [line["scored"] for line in lines] == [64 * 4] * 3
-    assert [line["staleness"] for line in lines] == [0, 1, 2]
-
-
-def test_the_experience_queue_has_its_settings(tmp_path: Path) -> None:
-    policy = "channels.experience_queue.type=mine"
-    done = run(f"folder={tmp_path}", "sft.steps=0", "launcher=inline", policy)
-    assert done.returncode == 1
-    assert "no channel policy 'mine' (installed: adaptive, least_loaded" in done.stderr
-
-
-def test_stale_samples_want_a_ratio_that_corrects(tmp_path: Path) -> None:
-    done = run("trainer.old_logprobs=trainer", "scheduling.sync_interval=4")
-    assert done.returncode == 2 and "importance_cap" in done.stderr
+@pytest.mark.timeout(300)
+def test_help_teaches(endings: Mapping[Arguments, Ending]) -> None:
+    ending = endings[("--help",)]
+    assert ending.code == 0
+    assert "plan=auto" in ending.out and "trainer.optimiser.lr" in ending.out

@@ -198,12 +198,13 @@ def iteration(setting: Setting, task: Task, cluster: Cluster) -> Step:
     def run() -> Iterator[object]:
         for step in FlowPlanner(cluster, "temporal").steps(iter(range(1, 1 << 30))):
             [version, *_] = trainer.publish().result(None)
-            rollout.load_weights(version).result(None)
+            loading = rollout.load_weights(version)
             asked, samples, scored = cluster.channels(step, "prompts", "samples", "scored")
             asked.put_many(requests(setting, task, step))
             asked.close()
             yield wait_all(
                 [
+                    loading,
                     rollout.generate(asked, samples),
                     reward.score(samples, scored),
                     trainer.train(scored),

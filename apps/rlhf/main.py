@@ -20,24 +20,29 @@ from settings import CHOICES, CONFIG, RlhfConfig
 from rlinf.workers import Cluster, FlowPlanner, WorkerGroup, main_guard, wait_all
 from rlinf.workers.ahead import Ahead
 from rlinf.workers.checkpoint import Checkpoints
-from rlinf.workers.hosts import CriticWorker, RewardWorker, RolloutWorker
+from rlinf.workers.hosts import CriticWorker, ReferenceWorker, RewardWorker, RolloutWorker
 from rlinf.workers.program import described, run_folder
 from rlinf.workers.recovery import Recovery
 from rlinf.workers.run import Run
 
-Groups = tuple[WorkerGroup, WorkerGroup, WorkerGroup, WorkerGroup | None]
+Groups = tuple[WorkerGroup, WorkerGroup, WorkerGroup, WorkerGroup | None, WorkerGroup | None]
 
 
 def launch(cluster: Cluster, config: RlhfConfig) -> Groups:
-    """Start the trainer, the rollout, the reward, and a critic where there is one."""
+    """Start the trainer, the rollout, the reward, and a reference and a critic where wanted."""
     model, learning, sizes = config.model_spec(), config.trainer_config(), config.rollout
     trainer = Actor.group(cluster, model, learning, count=learning.ranks, name="trainer")
     served = config.model_spec(sizes.dtype)
     rollout = RolloutWorker.group(cluster, served, sizes.engine, "trainer/0", name="rollout")
     reward = RewardWorker.group(cluster, config.make_reward, name="reward")
+    reference = ReferenceWorker.group(cluster, model, learning, "trainer/0", name="reference")
     critic = CriticWorker.group(cluster, model, config.critic, "trainer/0", name="critic")
     started = trainer.launch(), rollout.launch(), reward.launch()
-    return (*started, critic.launch() if config.has_critic else None)
+    return (
+        *started,
+        reference.launch() if config.has_reference else None,
+        critic.launch() if config.has_critic else None,
+    )
 
 
 def train(config: RlhfConfig) -> None:
@@ -48,20 +53,22 @@ def train(config: RlhfConfig) -> None:
         Run(folder) as run,
         config.open_cluster(folder) as cluster,
     ):
-        trainer, rollout, reward, critic = launch(cluster, config)
+        trainer, rollout, reward, reference, critic = launch(cluster, config)
+        held = [group for group in (reference, critic) if group is not None]
+        relays = [] if reference is None else [reference.compare]
+        relays += [] if critic is None else [critic.estimate]
 
         def begin() -> None:
             trainer.warm_up(config).result(None)
-            if critic is not None:
-                sync(trainer, critic).result(None)
+            for group in held:
+                sync(trainer, group).result(None)
 
         planner = FlowPlanner(cluster, config.plan, config.scheduling, run.planned)
         run.say("starting the workers")
         checkpoints = Checkpoints(
             folder / "checkpoints", config.checkpoint, origin, lambda: described(config, run.plan)
         )
-        learners = [trainer] if critic is None else [trainer, critic]
-        recovery = Recovery(cluster, learners, checkpoints, begin, run)
+        recovery = Recovery(cluster, [trainer, *held], checkpoints, begin, run)
         queue, lead = config.channels.experience_queue, config.scheduling.max_staleness
 
         def ask(step: int, round: int = 0, count: int | None = None) -> Any:
@@ -80,7 +87,8 @@ def train(config: RlhfConfig) -> None:
                 stages, scored = ahead.take(step, lead if run.plan else 0)
                 stages = [*syncs, *stages]
                 for round in itertools.count(1):  # more where dynamic sampling wants them
-                    stages += [critic.estimate(*scored)] if critic is not None else []
+                    hops = zip(relays, itertools.pairwise(scored), strict=True)
+                    stages += [relay(*ends) for relay, ends in hops]
                     *_, [judged], [report, *_] = wait_all([*stages, trainer.train(scored[-1])])
                     if not isinstance(report.result, int):
                         break

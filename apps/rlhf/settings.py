@@ -167,9 +167,14 @@ class RlhfConfig(RunConfig):
         return self.trainer.advantage == "gae"
 
     @property
+    def has_reference(self) -> bool:
+        """Whether the policy is held to the one that it was at first."""
+        return self.trainer.kl_coefficient > 0
+
+    @property
     def experience(self) -> tuple[str, ...]:
         """The channels from the reward to the trainer, in the order in which samples pass them."""
-        return ("scored", *["valued"] * self.has_critic)
+        return ("scored", *["compared"] * self.has_reference, *["valued"] * self.has_critic)
 
     @property
     def prompts(self) -> int:

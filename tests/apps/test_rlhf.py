@@ -145,6 +145,23 @@ def test_with_a_critic_every_execution_gives_the_same_losses(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_run_is_held_to_the_policy_it_began_with(tmp_path: Path, algorithm: str) -> None:
+    """A run that goes on from a checkpoint is held to the same policy as the uninterrupted one."""
+    settings = ("trainer.kl_coefficient=0.5", "trainer.frozen_steps=0", "launcher=inline")
+    held = (f"algorithm={algorithm}", *settings, *SHORT)
+    found = []
+    for parts in (("steps=4",), ("steps=2", "steps=4")):
+        folder = tmp_path / str(len(found))
+        for resume, steps in enumerate(parts):
+            done = run(f"folder={folder}", *held, steps, *["resume=true"] * resume)
+            assert done.returncode == 0, done.stderr
+        found.append(losses(folder))
+    assert found[0] == found[1] and all(norm > 1e-2 for norm in found[0][1::2])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("algorithm", ["dapo", "rloo", "reinforce++", "gspo", "dr_grpo", "cispo"])
 def test_every_algorithm_runs(tmp_path: Path, algorithm: str) -> None:
     arguments = (f"algorithm={algorithm}", "launcher=inline", "eval.every=2", *SHORT)

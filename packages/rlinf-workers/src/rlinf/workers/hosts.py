@@ -2,6 +2,7 @@
 
     rollout  requests -> groups          streams groups in the order in which they complete
     reward   groups -> scored groups
+    reference scored groups -> the same  adds log-probs of the policy that was at first
     critic   scored groups -> the same   adds advantages, learns from the rewards itself
     trainer  scored groups -> a step     accumulates chunk by chunk, steps after the last one
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rlinf.workers.engines.models import ModelSpec
     from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
     from rlinf.workers.engines.torch_generate import GenerateConfig
+    from rlinf.workers.engines.torch_reference import TorchReference
     from rlinf.workers.engines.trainer_config import TrainerConfig
     from rlinf.workers.roles import RewardEngine, RolloutEngine
     from rlinf.workers.team import Team
@@ -47,6 +49,7 @@ __all__ = [
     "CriticWorker",
     "LearnerWorker",
     "PublisherWorker",
+    "ReferenceWorker",
     "RewardWorker",
     "RolloutWorker",
     "TrainerWorker",
@@ -248,6 +251,37 @@ class CriticWorker(LearnerWorker):
 
     def load_weights(self, version: int) -> str:
         """Begin from the trainer's weights of this version; returns their fingerprint."""
+        return self._receiver.fetch(self._trainer, version).fingerprint
+
+
+class ReferenceWorker(LearnerWorker):
+    """Gives scored groups the log-probs that a KL penalty compares with. Learns nothing.
+
+    Its weights are kept in checkpoints all the same: nobody else has those from before the first
+    step.
+    """
+
+    _engine: "TorchReference"
+
+    def __init__(self, model: "ModelSpec", config: "TrainerConfig", trainer: str) -> None:
+        self._model, self._config, self._trainer = model, config, trainer
+        self._begin()
+
+    def _begin(self) -> None:
+        from rlinf.workers.engines.models import build_model
+        from rlinf.workers.engines.torch_reference import TorchReference
+        from rlinf.workers.weights import WeightReceiver
+
+        self._engine = TorchReference(build_model(self._model, weights=False), self._config)
+        self._receiver = WeightReceiver(self.endpoint, self._engine)
+
+    @stage
+    def compare(self, groups: list[ScoredGroup]) -> list[ScoredGroup]:
+        """The groups with `reference_logprobs`, in order."""
+        return self._engine.compare(groups)
+
+    def load_weights(self, version: int) -> str:
+        """Be the trainer's weights of this version; returns their fingerprint."""
         return self._receiver.fetch(self._trainer, version).fingerprint
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "padded",
     "per_token",
     "pieces",
+    "runs",
     "shaped",
     "train_rows",
 ]
@@ -228,6 +229,24 @@ def _split(groups: Sequence[TrainRows], max_tokens: int, max_outputs: int) -> It
 def pieces(groups: Iterable[TrainRows], max_tokens: int) -> Iterator[TrainRows]:
     """The groups, those with more tokens than that cut by rows; each part has a row at least."""
     return _split(list(groups), max_tokens, max_tokens)
+
+
+def runs(groups: Sequence[ScoredGroup], max_tokens: int) -> Iterator[list[ScoredGroup]]:
+    """Runs of groups, in order, of at most so many tokens (prompts once, responses padded).
+
+    A group that has more by itself is a run of its own.
+    """
+    run: list[ScoredGroup] = []
+    room = max_tokens
+    for group in groups:
+        need = len(group.group.prompt_ids) + group.group.tokens.size
+        if run and need > room:
+            yield run
+            run, room = [], max_tokens
+        run.append(group)
+        room -= need
+    if run:
+        yield run
 
 
 def padded(parts: Sequence[npt.NDArray[np.float32]], width: int, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from rlinf.workers.bounds import Count, Share
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
 from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
-from rlinf.workers.engines.policy_batch import padded
+from rlinf.workers.engines.policy_batch import padded, runs
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.roles.critic import CriticStats
 from rlinf.workers.roles.reward import ScoredGroup
@@ -94,7 +94,7 @@ class TorchCritic:
     def estimate(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         """See `CriticEngine`; samples without a reward get the advantage 0."""
         found: list[ScoredGroup] = []
-        for micro in _cut(groups, self._config.micro_batch_tokens):
+        for micro in runs(groups, self._config.micro_batch_tokens):
             found += self._backward(micro)
         return found
 
@@ -210,18 +210,3 @@ class TorchCritic:
         sums.target += float(masked_sum(exact, mask))
         sums.squared_target += float(masked_sum(exact.square(), mask))
         sums.tokens += int((mask != 0).sum())
-
-
-def _cut(groups: Sequence[ScoredGroup], max_tokens: int) -> Iterator[list[ScoredGroup]]:
-    """Runs of groups, in order, of at most so many tokens (prompts once, responses padded)."""
-    micro: list[ScoredGroup] = []
-    room = max_tokens
-    for group in groups:
-        need = len(group.group.prompt_ids) + group.group.tokens.size
-        if micro and need > room:
-            yield micro
-            micro, room = [], max_tokens
-        micro.append(group)
-        room -= need
-    if micro:
-        yield micro

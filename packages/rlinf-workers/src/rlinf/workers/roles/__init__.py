@@ -2,6 +2,7 @@
 
 from rlinf.workers.roles.critic import CriticEngine, CriticStats
 from rlinf.workers.roles.episode import OUTCOMES, Episodes, EpisodeStats, Outcome
+from rlinf.workers.roles.inference import InferenceEngine
 from rlinf.workers.roles.residency import Residency
 from rlinf.workers.roles.reward import (
     STATUSES,
@@ -29,6 +30,7 @@ __all__ = [
     "FINISH_REASONS",
     "GenerationRequest",
     "Group",
+    "InferenceEngine",
     "OUTCOMES",
     "Observation",
     "Outcome",

@@ -1,0 +1,102 @@
+"""The embedded inference engine: what a policy that stays as it is thinks of the responses."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlinf.workers.engines.backbone import backbone_of
+from rlinf.workers.engines.models import in_bfloat16
+from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.policy_batch import runs
+from rlinf.workers.engines.prefix_batch import PrefixBatch
+from rlinf.workers.engines.sampling import token_logprobs
+from rlinf.workers.engines.trainer_config import TrainerConfig
+from rlinf.workers.roles.reward import ScoredGroup
+from rlinf.workers.roles.rollout import FloatArray
+
+__all__ = ["TorchReference"]
+
+
+class TorchReference:
+    """An `InferenceEngine` on one device: batches, precision and log-probs are the trainer's.
+
+    Not thread-safe. Of `config` it takes the bounds of micro-batches and `autocast`.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainerConfig | None = None) -> None:
+        self._config = config or TrainerConfig()
+        self._model = model.requires_grad_(False)
+        self._backbone = backbone_of(model)
+        weight: Tensor = model.get_output_embeddings().weight  # type: ignore[operator]
+        self._device = weight.device
+        rows = max(1, self._config.micro_batch_logits // len(weight))
+        self._max_tokens = min(rows, self._config.micro_batch_tokens)
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights that it was given."""
+        return self._version
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The parameters by name, as they are now (not copies)."""
+        return state_of(self._model)
+
+    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Copy a policy's weights. See `WeightTarget`."""
+        load_state(self.state(), state)
+        self._version = version
+
+    @torch.no_grad()
+    def compare(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """See `InferenceEngine`; log-probs of the kind `full`, at the sampling's temperature."""
+        found: list[ScoredGroup] = []
+        for _, alike in itertools.groupby(groups, lambda group: group.group.sampling):
+            for run in runs(list(alike), self._max_tokens):
+                found += self._compared(run)
+        return found
+
+    def _compared(self, run: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        kept = [np.flatnonzero(group.group.lengths) for group in run]
+        wide: list[FloatArray] = [np.zeros(g.group.tokens.shape, np.float32) for g in run]
+        if any(map(len, kept)):
+            inner = [group.group for group in run]
+            rows = [
+                (g.prompt_ids, g.tokens[k], g.lengths[k]) for g, k in zip(inner, kept, strict=True)
+            ]
+            batch = PrefixBatch.of(rows, self._device)
+            with in_bfloat16(self._config.autocast, self._device):
+                logits, source = self._backbone.logits(batch)
+            flat = token_logprobs(logits, source, batch.targets, inner[0].sampling)
+            spread = batch.responses.spread(flat).float().cpu().numpy()
+            ends = np.cumsum([len(k) for k in kept])
+            for block, k, own in zip(wide, kept, np.split(spread, ends[:-1]), strict=True):
+                block[k] = own[:, : block.shape[1]]
+        return [replace(g, reference_logprobs=block) for g, block in zip(run, wide, strict=True)]
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Its parameters (not copies): a run that goes on is held to the same policy."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.state().items()}
+        return tensors, {"version": self._version}
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Become what `save` described. Raises `WeightsMismatch`, with nothing changed."""
+        named = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        load_state(self.state(), named, complete=True)
+        self._version = numbers["version"]
+
+    def onload(self) -> None:
+        """Bring the weights onto the device. See `Residency`."""
+        move(self._model.parameters(), self._device)
+
+    def offload(self) -> None:
+        """Move them to host memory. See `Residency`."""
+        move(self._model.parameters(), torch.device("cpu"))
+
+    def resident_bytes(self) -> int:
+        """Bytes of the weights on the device."""
+        return nbytes(self._model.parameters(), self._device)

@@ -188,3 +188,13 @@ def test_a_file_of_the_users_lies_between_the_programs_and_the_overrides(
         load(Outer, file, [f"config={own}"], preset_key="model")
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         load(Outer, file, ["config=nowhere.yaml"], preset_key="model")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    inner: Inner = field(default_factory=lambda: Inner(lr=7.0))
+
+
+def test_what_is_not_said_of_a_part_is_as_its_owner_has_it() -> None:
+    assert build(Tuned, {"inner": {"warmup_steps": 3}}).inner == Inner(lr=7.0, warmup_steps=3)
+    assert build(Tuned, {"inner": {}}).inner == Inner(lr=7.0)

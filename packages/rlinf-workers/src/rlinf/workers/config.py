@@ -117,22 +117,36 @@ def layers(
     return [*found, Layer(str(further), extra), Layer("command line", given)]
 
 
-def build(cls: type[T], tree: Mapping[str, Any], where: str = "") -> T:
-    """Make an instance of the dataclass `cls` from a nested mapping, checking names and types."""
+def build(cls: type[T], tree: Mapping[str, Any], where: str = "", base: T | None = None) -> T:
+    """Make an instance of the dataclass `cls` from a nested mapping, checking names and types.
+
+    What the mapping does not say is as in `base`, or the default.
+    """
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{where or 'the configuration'} must be a mapping, not {tree!r}")
     hints = typing.get_type_hints(cls, include_extras=True)
-    names = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    values = {}
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    values = {} if base is None else {name: getattr(base, name) for name in fields}
     for name, value in tree.items():
         path = f"{where}.{name}" if where else str(name)
-        if name not in names:
+        if name not in fields:
             raise _unknown(path, keys(cls, where))
-        values[name] = _convert(hints[name], value, path)
+        if dataclasses.is_dataclass(hints[name]):
+            own = values.get(name) or _unsaid(fields[name])
+            values[name] = build(typing.cast(type, hints[name]), value, path, own)
+        else:
+            values[name] = _convert(hints[name], value, path)
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where or 'the configuration'}: {error}") from error
+
+
+def _unsaid(field: "dataclasses.Field[Any]") -> Any:
+    """What a field is where nothing is said; None where that is an error."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def keys(cls: type, where: str = "") -> dict[str, str]:

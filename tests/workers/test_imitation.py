@@ -44,6 +44,18 @@ def test_it_does_what_it_was_shown() -> None:
     )
 
 
+def test_a_sharper_one_doubts_less_and_prefers_the_same() -> None:
+    sizes = VlaSizes(width=16, layers=1, heads=2, bins=5, chunk=2)
+    shown = collect_demonstrations(SPEC, CONFIG)
+    found = []
+    for factor in (1.0, 3.0):
+        policy = build_policy(PolicySpec("vla", vla=sizes), worlds.Guided.spaces)
+        imitate(policy, shown, 2, replace(CONFIG, updates=40, sharpen=factor), 0)
+        state = torch.from_numpy(shown[0].observations["state"])
+        found.append(policy({"state": state})[0].detach())
+    assert torch.allclose(3 * found[0], found[1], atol=1e-4)
+
+
 def test_demonstrations_that_fail_are_no_demonstrations() -> None:
     with pytest.raises(ConfigError, match="none of 2 demonstrations"):
         collect_demonstrations(replace(SPEC, options={"goal": 9.0}), CONFIG)

@@ -40,6 +40,9 @@ class ImitationConfig:
         updates: Optimiser steps.
         batch: Decisions of each.
         optimiser: AdamW's settings.
+        sharpen: By what the logits are multiplied in the end. Neighbouring tokens stay about as
+            likely as the right one, and the many tokens of a decision are drawn independently:
+            drawn as they were learnt, hardly a decision has none that is off.
     """
 
     episodes: Natural = 0
@@ -52,6 +55,7 @@ class ImitationConfig:
     optimiser: OptimiserConfig = field(
         default_factory=lambda: OptimiserConfig(lr=1e-3, warmup_steps=20, beta2=0.99)
     )
+    sharpen: Positive = 1.0
 
 
 class Imitates(Protocol):
@@ -65,6 +69,9 @@ class Imitates(Protocol):
 
     def evaluate(self, observations: Mapping[str, Tensor], choices: Tensor) -> Evaluation:
         """See `Policy`."""
+
+    def sharpen(self, factor: float) -> None:
+        """Multiply all logits from now on: the likeliest choices become more so."""
 
 
 def collect_demonstrations(spec: EnvironmentSpec, config: ImitationConfig) -> list[Demonstration]:
@@ -117,6 +124,7 @@ def imitate(
         last = float(mean.detach()) if not last else 0.95 * last + 0.05 * float(mean.detach())
     if not math.isfinite(last):
         raise ConfigError("imitation diverged: lower imitation.optimiser.lr")
+    policy.sharpen(config.sharpen)
     return last
 
 

@@ -134,6 +134,12 @@ class VlaPolicy(nn.Module):
             self.state_mean.copy_(observations["state"].mean(0))
             self.state_std.copy_(observations["state"].std(0).clamp(min=1e-3))
 
+    def sharpen(self, factor: float) -> None:
+        """See `Imitates`."""
+        with torch.no_grad():
+            self.head.weight.mul_(factor)
+            self.head.bias.mul_(factor)
+
     def evaluate(self, observations: Mapping[str, Tensor], choices: Tensor) -> Evaluation:
         """See `Policy`."""
         logits, values = self(observations)

@@ -35,8 +35,6 @@ __all__ = ["ACT", "BEGIN", "COMMAND", "DONE", "STEP", "Opening", "main"]
 COMMAND = struct.Struct("<cI")
 LENGTH = struct.Struct("<I")
 BEGIN, STEP, ACT, DONE = b"b", b"s", b"c", b"."
-LASTS = 0.8
-"""Share of a demonstration's noise that is left a step later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,26 +207,21 @@ def _demonstrate(opening: Opening) -> list[Demonstration]:
 
 
 def _demonstration(world: Any, opening: Opening, seed: int) -> Demonstration:
-    """One of them. Noise lasts for some steps, as the errors of a policy that acts in chunks do.
+    """One of them. Numbers that the script leaves at 0 are left alone: it would not correct them.
 
-    Numbers that the script leaves at 0 are left alone: it would not correct them. The last number
-    of an action, that of a gripper, is left alone too.
+    The last number of an action, that of a gripper, is left alone too.
     """
     rng = np.random.default_rng(seed)
     shown, success = world.reset(seed), False
     seen: list[Observation] = []
     wanted: list[FloatArray] = []
     low, high = (np.array(bound, np.float32) for bound in (world.spaces.low, world.spaces.high))
-    noise = np.zeros(len(low))
     while len(wanted) < opening.demonstrate:
         seen.append({name: np.array(array) for name, array in shown.items()})
         wanted.append(world.expert())
-        noise = LASTS * noise + (1 - LASTS**2) ** 0.5 * opening.noise * rng.standard_normal(
-            len(low)
-        )
-        done = wanted[-1] + noise * (wanted[-1] != 0)
-        done[-1] = wanted[-1][-1]
-        outcome = world.step(np.clip(done, low, high).astype(np.float32))
+        noise = opening.noise * rng.standard_normal(len(low)) * (wanted[-1] != 0)
+        noise[-1] = 0
+        outcome = world.step(np.clip(wanted[-1] + noise, low, high).astype(np.float32))
         shown, success = outcome.observation, success or outcome.success
         if outcome.terminated or outcome.truncated:
             break

@@ -27,6 +27,7 @@ SMALL = (
     "trainer.epochs=2",
     "film.steps=0",
 )
+AHEAD = "plan=spatial scheduling.max_staleness=1"
 LEARNT = ("policy_loss", "value_loss", "entropy", "grad_norm", "kl")
 
 
@@ -92,8 +93,8 @@ def test_plans_change_nothing_of_what_is_learnt(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("launcher", ["inline", "ray"])
 def test_acting_may_be_ahead_of_learning_within_its_bound(tmp_path: Path, launcher: str) -> None:
-    told = (f"folder={tmp_path}", f"launcher={launcher}", "steps=5", "plan=spatial")
-    done = run(*SMALL, *told, "scheduling.max_staleness=1")
+    told = (f"folder={tmp_path}", f"launcher={launcher}", "steps=5", *AHEAD.split())
+    done = run(*SMALL, *told)
     assert done.returncode == 0, done.stderr
     lines = metrics(tmp_path)
     assert [line["env_steps"] for line in lines] == [64] * 5
@@ -160,14 +161,14 @@ def lost_steps(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("acting", ["inside", "apart"])
+@pytest.mark.parametrize("acting", ["acting=inside", "acting=apart", AHEAD])
 @pytest.mark.parametrize("victim", ["simulator/0 simulation.process", "simulator/0", "policy/0"])
 def test_whoever_is_killed_costs_its_episodes_only(
     tmp_path: Path, acting: str, victim: str
 ) -> None:
-    if (acting, victim) == ("inside", "policy/0"):
+    if victim == "policy/0" and acting != "acting=apart":
         pytest.skip("the policy is in the simulator")
-    code, output = struck(tmp_path, victim, f"acting={acting}")
+    code, output = struck(tmp_path, victim, *acting.split())
     assert code == 0, output
     short = lost_steps(tmp_path)
     assert len(short) <= 2 and sum(short) <= 64

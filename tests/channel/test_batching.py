@@ -103,6 +103,7 @@ def test_large_neighbours_are_not_copied() -> None:
     "items",
     [
         [b"x" * 1024] * 5,
+        [bytes([n, n, n]) for n in range(200)],
         [b"a", b"", b"ccc"],
         [b"", b""],
         [np.arange(6, dtype=np.int16).reshape(2, 3) + n for n in range(4)],
@@ -127,6 +128,22 @@ def test_items_that_are_alike_are_closed_and_opened_together(items: list[object]
         np.testing.assert_array_equal(back, value)
         if isinstance(back, np.ndarray):
             assert back.dtype == value.dtype and back.flags.writeable and back.flags.aligned
+
+
+def test_what_was_loaded_in_several_ways_is_one_message() -> None:
+    rows = [(b"a", 2.0, None), (b"b", 2.0, None), ([1], 1.0, "k"), (b"cc", 3.0, None)]
+    rows += [(bytes(SMALL_BYTES + 1), 1.0, None), (b"d", 4.0, "k"), (b"ee", 5.0, None)]
+    message, one, other = Loading(), Loading(), Loading()
+    assert message.add_alike([b"a", b"b"], 2.0)
+    for value, weight, key in rows[2:5]:
+        one.add(pack(value), weight, key)
+    assert other.add_alike([b"d", b"ee"], [4.0, 5.0], ["k", None])
+    message.extend(one)
+    message.extend(other)
+    assert (message.count, len(one.parcels)) == (len(rows), 1)
+    runs = shelve(travel(message.crate()), "c")
+    assert values(runs) == [row[0] for row in rows]
+    assert facts(runs) == [row[1:] for row in rows]
 
 
 def test_kinds_by_size() -> None:

@@ -359,3 +359,18 @@ def test_put_many_with_keys_comes_by_key(channel: Channel, other: Channel) -> No
     channel.flush()
     assert other.get(key="b") == b"3"
     assert [other.get(key="a"), other.get(), other.get()] == [b"1", b"2", b"4"]
+
+
+def test_batches_that_come_ahead_are_in_order_and_go_back(channel: Channel, other: Channel) -> None:
+    count, size = 20_000, 50
+    channel.put_many([b"%5d" % n for n in range(count)])
+    channel.flush()
+    got = [item for _ in range(count // size // 2) for item in other.get_batch(max_items=size)]
+    assert got == [b"%5d" % n for n in range(count // 2)]
+    other.ack()
+    channel.close()
+    rest = list(channel)  # what had come ahead over there is given to who waits for it
+    channel.ack()
+    assert sorted(rest) == [b"%5d" % n for n in range(count // 2, count)]
+    state = channel.statistics()
+    assert (state.acknowledged_items, state.redelivered_items) == (count, 0)

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 from rlinf.sched import Component, FlowGraph, Profile, SearchConfig, search
-from rlinf.sched.bounds import lower_bound
 from rlinf.sched.cost import CostModel
 from rlinf.sched.evaluate import evaluate
 from rlinf.sched.layout import Layout
 from rlinf.sched.limits import raised
 from rlinf.sched.machine import Machine
-from rlinf.sched.packing import pack
+from rlinf.sched.packing import lower_bound, pack
 from rlinf.sched.testing import Problem, every_plan, random_problem, run_micro_batches
 from rlinf.sched.trial import Trial
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlinf.sched.cost import CostModel, bits
+from rlinf.sched.cuts import Task
 from rlinf.sched.fit import Floats
 from rlinf.sched.front import Front
 from rlinf.sched.machine import Counts
-from rlinf.sched.task import Task
 
 NEVER = 1 << 40
 """More devices than there are."""

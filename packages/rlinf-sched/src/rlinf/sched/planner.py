@@ -6,21 +6,20 @@ import numpy as np
 
 from rlinf.sched import compose
 from rlinf.sched.algebra import Labels
-from rlinf.sched.bounds import lower_bound
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel
+from rlinf.sched.cuts import Task
 from rlinf.sched.evaluate import evaluate
 from rlinf.sched.front import Front, Origin, join, prune
 from rlinf.sched.graph import FlowGraph
 from rlinf.sched.limits import raised
 from rlinf.sched.machine import Machine
-from rlinf.sched.packing import Packing, pack
+from rlinf.sched.packing import Packing, lower_bound, pack
 from rlinf.sched.pairing import side_by_side
 from rlinf.sched.plan import DeviceNames, Plan, kind_of
 from rlinf.sched.polish import polish
 from rlinf.sched.profile import Profile
 from rlinf.sched.searcher import Searcher
-from rlinf.sched.task import Task
 from rlinf.sched.tree import Parallel, Spatial, Temporal, Tree
 
 COARSE = 7

@@ -14,11 +14,10 @@ from rlinf.sched.algebra import Labels
 from rlinf.sched.chain_bounds import ChainBounds
 from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel, bits
-from rlinf.sched.cuts import Cut, all_cuts, few_cuts
+from rlinf.sched.cuts import Cut, Task, all_cuts, few_cuts, wiring
 from rlinf.sched.front import Front, Op, Origin, join, narrow, prune
 from rlinf.sched.machine import Counts
 from rlinf.sched.pairing import in_turn, side_by_side
-from rlinf.sched.task import Task, wiring
 
 SLACK = 1 + 1e-9
 

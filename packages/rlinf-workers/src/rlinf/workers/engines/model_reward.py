@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlinf.workers.engines.parameters import move, nbytes
+from rlinf.workers.engines.parameters import OneDevice
 from rlinf.workers.roles.reward import RewardModel, Score, ScoredGroup
 from rlinf.workers.roles.rollout import Group, IntArray
 
@@ -27,7 +27,7 @@ class ModelReward:
         return [ScoredGroup.of(group, [next(scores) for _ in range(group.n)]) for group in groups]
 
 
-class SequenceClassifier:
+class SequenceClassifier(OneDevice):
     """A `RewardModel`: a transformers `...ForSequenceClassification` with one label.
 
     It must have the tokenizer of the policy: ids are what it reads, no text is tokenised again.
@@ -74,17 +74,8 @@ class SequenceClassifier:
         values: list[float] = self._model.score(body.last_hidden_state[:, -1])[:, 0].tolist()
         return values
 
-    def onload(self) -> None:
-        """See `Residency`."""
-        move(self._model.parameters(), self._device)
-
-    def offload(self) -> None:
-        """See `Residency`."""
-        move(self._model.parameters(), torch.device("cpu"))
-
-    def resident_bytes(self) -> int:
-        """See `Residency`."""
-        return nbytes(self._model.parameters(), self._device)
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._model.parameters()
 
 
 def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

@@ -1,5 +1,6 @@
-"""The parameters of a module by name: reading them, loading others in place, moving them."""
+"""The parameters of a module: reading them by name, loading others in place, moving them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from rlinf.workers.errors import WorkerError
 
-__all__ = ["WeightsMismatch", "load_state", "move", "nbytes", "state_of"]
+__all__ = ["OneDevice", "Served", "WeightsMismatch", "load_state", "move", "nbytes", "state_of"]
 
 
 class WeightsMismatch(WorkerError):
@@ -54,3 +55,49 @@ def move(tensors: Iterable[Tensor], device: torch.device) -> None:
 def nbytes(tensors: Iterable[Tensor], device: torch.device) -> int:
     """Bytes of those tensors that lie on `device`."""
     return sum(t.nbytes for t in tensors if t.device == device)
+
+
+class OneDevice(ABC):
+    """The `Residency` of an engine that has all its tensors on one device while it works."""
+
+    _device: torch.device
+
+    @abstractmethod
+    def _tensors(self) -> Iterable[Tensor]:
+        """All that it holds: parameters, with their gradients, and what an optimiser keeps."""
+
+    def onload(self) -> None:
+        """Bring everything onto the device. See `Residency`."""
+        move(self._tensors(), self._device)
+
+    def offload(self) -> None:
+        """Move it to host memory. See `Residency`."""
+        move(self._tensors(), torch.device("cpu"))
+
+    def resident_bytes(self) -> int:
+        """Bytes of it on the device."""
+        return nbytes(self._tensors(), self._device)
+
+
+class Served(OneDevice):
+    """A `WeightTarget` around a model that is given a policy's weights, from version 0."""
+
+    _model: nn.Module
+    _version = 0
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights that it has."""
+        return self._version
+
+    def state(self) -> Mapping[str, Tensor]:
+        """The model's parameters by name, as they are now (not copies)."""
+        return state_of(self._model)
+
+    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
+        """Copy a policy's weights into the model: all, or none with `WeightsMismatch`."""
+        load_state(self.state(), state)
+        self._version = version
+
+    def _tensors(self) -> Iterable[Tensor]:
+        return self._model.parameters()

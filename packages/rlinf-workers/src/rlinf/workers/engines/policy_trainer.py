@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlinf.workers.algorithms.losses import PolicyLoss, ppo_clip, value_loss
 from rlinf.workers.engines.buckets import Buckets
 from rlinf.workers.engines.optimiser import Optimiser
-from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.parameters import OneDevice, load_state, state_of
 from rlinf.workers.engines.policy_learning import PolicyStats, PolicyTrainerConfig
 from rlinf.workers.engines.trajectory_batch import (
     Flat,
@@ -40,7 +40,7 @@ WINDOW = 20
 """Of ended episodes, for the mean return."""
 
 
-class PolicyTrainer:
+class PolicyTrainer(OneDevice):
     """Learns from trajectories. The result does not depend on how they were cut into calls.
 
     Not thread-safe.
@@ -273,18 +273,12 @@ class PolicyTrainer:
 
     def onload(self) -> None:
         """See `Residency`."""
-        self._move(self._device)
+        super().onload()
+        self._buckets.attach()
 
     def offload(self) -> None:
         """See `Residency`."""
-        self._move(torch.device("cpu"))
-
-    def resident_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimiser state on the device."""
-        return nbytes(self._tensors(), self._device)
-
-    def _move(self, device: torch.device) -> None:
-        move(self._tensors(), device)
+        super().offload()
         self._buckets.attach()
 
     def _tensors(self) -> list[Tensor]:

@@ -15,7 +15,7 @@ from rlinf.workers.algorithms.masking import at_least_float32, masked_sum
 from rlinf.workers.bounds import Count, Share
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
-from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.parameters import Served, load_state
 from rlinf.workers.engines.policy_batch import padded, runs
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.roles.critic import CriticStats
@@ -56,12 +56,13 @@ class _Sums:
     tokens: int = 0
 
 
-class TorchCritic:
+class TorchCritic(Served):
     """A `CriticEngine` on one device. Not thread-safe.
 
     The value of a token is that of the state before it: read from the hidden state that predicts
     the token. The head begins at 0, so the first advantages are the rewards themselves. A response
     that was cut off at its longest ended for the task as well: nothing is bootstrapped after it.
+    A policy's weights go into the trunk; the head stays.
     """
 
     def __init__(self, model: nn.Module, config: CriticConfig | None = None) -> None:
@@ -75,21 +76,6 @@ class TorchCritic:
         nn.init.zeros_(self._head.bias)
         self._optimiser = Optimiser(self._named().values(), self._config.optimiser)
         self._sums = _Sums()
-        self._version = 0
-
-    @property
-    def version(self) -> int:
-        """Version of the policy's weights that the trunk was loaded from."""
-        return self._version
-
-    def state(self) -> Mapping[str, Tensor]:
-        """The trunk's parameters by name, as they are now (not copies); without the head's."""
-        return state_of(self._model)
-
-    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Copy a policy's weights into the trunk; the head stays. See `WeightTarget`."""
-        load_state(self.state(), state)
-        self._version = version
 
     def estimate(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         """See `CriticEngine`; samples without a reward get the advantage 0."""
@@ -139,18 +125,6 @@ class TorchCritic:
         load_state({n: p.detach() for n, p in named.items()}, parts["model."], complete=True)
         self._optimiser.load(list(named), parts["optimiser."], numbers["optimiser_calls"])
         self._version, self._sums = numbers["version"], _Sums()
-
-    def onload(self) -> None:
-        """Bring parameters, gradients and optimiser state onto the device. See `Residency`."""
-        move(self._tensors(), self._device)
-
-    def offload(self) -> None:
-        """Move them to host memory. See `Residency`."""
-        move(self._tensors(), torch.device("cpu"))
-
-    def resident_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimiser state on the device."""
-        return nbytes(self._tensors(), self._device)
 
     def _named(self) -> dict[str, nn.Parameter]:
         head = {f"value_head.{name}": p for name, p in self._head.named_parameters()}

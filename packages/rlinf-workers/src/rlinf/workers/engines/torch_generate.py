@@ -2,7 +2,7 @@
 
 import functools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.decoder import STABLE_ROWS
 from rlinf.workers.engines.flight import Flight, Indexes, Results
 from rlinf.workers.engines.models import ModelSpec, build_model, load_tokenizer
-from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.parameters import Served
 from rlinf.workers.engines.sampling import draw, uniforms
 from rlinf.workers.engines.sglang.config import SglangConfig
 from rlinf.workers.engines.stop_strings import StopStrings
@@ -58,12 +58,14 @@ def make(model: ModelSpec, config: GenerateConfig) -> "TorchGenerate":
     return TorchGenerate(build_model(model, weights=False), config, decode if has_text else None)
 
 
-class TorchGenerate:
+class TorchGenerate(Served):
     """A `RolloutEngine` on one device. Not thread-safe.
 
     Each prompt is read once and its cache repeated for its samples. Rows that have ended leave the
     batch when that pays, and waiting requests take their place. `model` may be shared with a
-    trainer: it is read afresh at every step, and never written except by `load_state`.
+    trainer: it is read afresh at every step, and never written except by `load_state`. What that
+    loads serves from the next token on: samples in flight keep their keys and values, and their
+    groups say which token was drawn with which weights.
 
     Args:
         model: A causal LM of transformers.
@@ -83,42 +85,11 @@ class TorchGenerate:
         self._backbone = backbone_of(model)
         self._config = config or GenerateConfig()
         self._device = next(model.parameters()).device
-        self._version = 0
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that are serving."""
-        return self._version
 
     @property
     def model(self) -> nn.Module:
         """The module it samples from."""
         return self._model
-
-    def state(self) -> Mapping[str, Tensor]:
-        """The serving weights by name."""
-        return state_of(self._model)
-
-    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Serve these weights from the next token on, samples in flight included.
-
-        Those keep their keys and values; their groups say which token was drawn with which weights.
-        All or nothing: raises `WeightsMismatch` before anything is changed.
-        """
-        load_state(self.state(), state)
-        self._version = version
-
-    def onload(self) -> None:
-        """Bring the weights onto the device. See `Residency`."""
-        move(self._model.parameters(), self._device)
-
-    def offload(self) -> None:
-        """Move the weights to host memory. See `Residency`."""
-        move(self._model.parameters(), torch.device("cpu"))
-
-    def resident_bytes(self) -> int:
-        """Bytes of the weights on the device; caches live only while `generate` runs."""
-        return nbytes(self._model.parameters(), self._device)
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Group]:
         """Yield one group a request as each completes.

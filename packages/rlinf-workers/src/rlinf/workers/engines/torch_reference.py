@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.models import in_bfloat16
-from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.parameters import Served, load_state
 from rlinf.workers.engines.policy_batch import runs
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.engines.sampling import token_logprobs
@@ -21,7 +21,7 @@ from rlinf.workers.roles.rollout import FloatArray
 __all__ = ["TorchReference"]
 
 
-class TorchReference:
+class TorchReference(Served):
     """An `InferenceEngine` on one device: batches, precision and log-probs are the trainer's.
 
     Not thread-safe. Of `config` it takes the bounds of micro-batches and `autocast`.
@@ -35,21 +35,6 @@ class TorchReference:
         self._device = weight.device
         rows = max(1, self._config.micro_batch_logits // len(weight))
         self._max_tokens = min(rows, self._config.micro_batch_tokens)
-        self._version = 0
-
-    @property
-    def version(self) -> int:
-        """Version of the policy's weights that it was given."""
-        return self._version
-
-    def state(self) -> Mapping[str, Tensor]:
-        """The parameters by name, as they are now (not copies)."""
-        return state_of(self._model)
-
-    def load_state(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Copy a policy's weights. See `WeightTarget`."""
-        load_state(self.state(), state)
-        self._version = version
 
     @torch.no_grad()
     def compare(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
@@ -88,15 +73,3 @@ class TorchReference:
         named = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         load_state(self.state(), named, complete=True)
         self._version = numbers["version"]
-
-    def onload(self) -> None:
-        """Bring the weights onto the device. See `Residency`."""
-        move(self._model.parameters(), self._device)
-
-    def offload(self) -> None:
-        """Move them to host memory. See `Residency`."""
-        move(self._model.parameters(), torch.device("cpu"))
-
-    def resident_bytes(self) -> int:
-        """Bytes of the weights on the device."""
-        return nbytes(self._model.parameters(), self._device)

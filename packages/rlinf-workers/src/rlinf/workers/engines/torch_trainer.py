@@ -13,7 +13,7 @@ from rlinf.workers.engines.layers import recompute_layers, select_trainable
 from rlinf.workers.engines.lora import adapt, merged
 from rlinf.workers.engines.models import in_bfloat16
 from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
-from rlinf.workers.engines.parameters import load_state, move, nbytes, state_of
+from rlinf.workers.engines.parameters import OneDevice, load_state, state_of
 from rlinf.workers.engines.policy_batch import MicroBatch, TrainRows, cut, padded
 from rlinf.workers.engines.policy_step import Pair, policy_loss, settle, supervised_rows
 from rlinf.workers.engines.prefix_batch import PrefixBatch
@@ -38,7 +38,7 @@ def make(model: nn.Module, config: TrainerConfig, team: Team) -> "TorchTrainer":
     return TorchTrainer(model, config)
 
 
-class TorchTrainer:
+class TorchTrainer(OneDevice):
     """A `TrainerEngine` on one device. Not thread-safe.
 
     The model is in eval mode throughout: dropout would make the log-probs of the trainer differ
@@ -180,18 +180,6 @@ class TorchTrainer:
         self._version = numbers["version"]
         self._parts, self._held, self._waiting = PartialStats(), [], []
         self._supervised, self._rounds = None, 0
-
-    def onload(self) -> None:
-        """Bring parameters, gradients and optimiser state onto the device. See `Residency`."""
-        move(self._tensors(), self._device)
-
-    def offload(self) -> None:
-        """Move them to host memory. See `Residency`."""
-        move(self._tensors(), torch.device("cpu"))
-
-    def resident_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimiser state on the device."""
-        return nbytes(self._tensors(), self._device)
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self._model.parameters()

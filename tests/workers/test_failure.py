@@ -3,13 +3,17 @@
 import contextlib
 import os
 import signal
+import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from rlinf.workers import Cluster, ClusterConfig, StageError, StateLost, WorkerDied
+from rlinf.workers import Cluster, ClusterConfig, StageError, StateLost, WorkerDied, flow
+from rlinf.workers.records import StageReport
 from rlinf.workers.testing import Fault, Sample, launch, placements, prompts, run_step, shared_ray
 
 CONFIG = ClusterConfig(silence_s=6.0, heartbeat_s=0.5)
@@ -50,6 +54,27 @@ def test_a_stage_worker_that_dies_is_replaced(undisturbed: list[Any], name: str,
 
 def test_a_thread_that_ends_is_replaced_too(undisturbed: list[Any]) -> None:
     assert run("inline", {"sampler": Fault("exit", prompts(2, 12)[5])}) == undisturbed
+
+
+def test_one_that_dies_when_all_it_wrote_is_read_finds_its_channels(
+    undisturbed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had closed its output, but could not say so any more: it is called again."""
+    died, scored = threading.Event(), threading.Event()
+
+    def report(**fields: Any) -> StageReport:
+        if fields["stage"] == "score":
+            scored.set()
+        if fields["stage"] == "sample" and not died.is_set():
+            died.set()
+            assert scored.wait(30)
+            time.sleep(0.5)  # what the controller does about that
+            sys.exit(3)
+        return StageReport(**fields)
+
+    monkeypatch.setattr(flow, "StageReport", report)
+    assert run("inline", {}) == undisturbed
+    assert died.is_set()
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Iterations: their channels, from creation to deletion, and the stage calls between them.
 
-A channel is closed when every rank of the stage that writes to it is done, and deleted when every
-rank of the stage that reads from it is. A stage call that fails takes its iteration with it: the
-calls under way are given up, and its channels emptied.
+A channel is closed when every rank of the stage that writes to it is done, and deleted when those
+of the stage that reads from it are done as well: a worker that is killed when all it wrote is read
+already, but before it could say so, is called again and finds its channels. A stage call that fails
+takes its iteration with it: the calls under way are given up, and its channels emptied.
 """
 
 import contextlib
@@ -39,6 +40,8 @@ class Iterations:
         self._rings: dict[str, tuple[ChannelRef, ...]] = {}
         self._failed: dict[str, Channel] = {}
         self._running: dict[int, set[int]] = {}
+        self._writers: Counter[str] = Counter()
+        self._read: set[str] = set()
         self._settlers = ThreadPoolExecutor(1, thread_name_prefix="rlinf-settle")
 
     def close(self) -> None:
@@ -76,6 +79,8 @@ class Iterations:
         """Note that these calls belong to an iteration, which fails as a whole."""
         with self._lock:
             self._running.setdefault(flow.iteration, set()).update(numbers)
+            if flow.output is not None:
+                self._writers[flow.output.name] += 1
 
     def ended(
         self,
@@ -94,7 +99,10 @@ class Iterations:
             running = self._running.pop(step, set()).difference(numbers)
             if running and error is None:
                 self._running[step] = running
+            waits = self._no_longer_writes(flow)
         if error is None:
+            if waits is not None:
+                self._submit(self._forget, waits)
             written = [] if closed or flow.output is None else [flow.output]
             written += flow.ring[:1] if flow.heads else ()
             if written:
@@ -103,6 +111,20 @@ class Iterations:
             return None
         self._give_up(step, {*numbers, *running}, str(error))
         return None
+
+    def _no_longer_writes(self, flow: Flow) -> str | None:
+        """The name of the output, if it is read already and nobody writes to it any more."""
+        if flow.output is None:
+            return None
+        name = flow.output.name
+        self._writers[name] -= 1
+        if self._writers[name]:
+            return None
+        del self._writers[name]
+        if name not in self._read:
+            return None
+        self._read.remove(name)
+        return name
 
     def give_up(self, step: int) -> None:
         """End an iteration whose outcome nobody wants any more."""
@@ -138,6 +160,9 @@ class Iterations:
 
     def _forget(self, name: str) -> None:
         with self._lock:
+            if self._writers[name]:
+                self._read.add(name)
+                return
             step, channel = self._channels.pop(name, (0, None))
         if channel is None:
             return

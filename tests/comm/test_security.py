@@ -4,6 +4,8 @@ import datetime
 import logging
 import socket
 import ssl
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from rlinf.comm import (
     RegistryServer,
 )
 from rlinf.comm.testing import TransportTests
+from rlinf.comm.transports.tls import TlsSocket
 
 TCP = ("tcp",)
 
@@ -85,6 +88,36 @@ def test_both_directions_at_once_over_tls(pair_of, encrypted):
     assert (a.recv("w/1") == -data).all()
     for handle in sent:
         handle.wait()
+
+
+def test_openssl_is_never_called_by_two_threads_at_once():
+    """It forgets then what a call waited for, and takes that for the end of the connection."""
+
+    class OpenSsl:
+        inside = overlapped = False
+
+        def send(self, data):
+            return self.called(len(data))
+
+        def recv_into(self, room):
+            return self.called(room.nbytes)
+
+        def called(self, count):
+            self.overlapped |= self.inside
+            self.inside = True
+            time.sleep(0.001)
+            self.inside = False
+            return count
+
+    sock = TlsSocket(OpenSsl())
+    reader = threading.Thread(
+        target=lambda: [sock.recv_into(memoryview(bytearray(1))) for _ in range(50)]
+    )
+    reader.start()
+    for _ in range(50):
+        sock.send(b"x")
+    reader.join(10)
+    assert not sock.overlapped
 
 
 def test_what_goes_over_the_wire_is_not_the_message(pair_of, encrypted):

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -63,10 +64,12 @@ class TlsSocket:
     """The methods of a non-blocking socket that a StreamLink uses, over an encrypted one.
 
     After a write that blocked, OpenSSL wants the same bytes again; a link's queue gives it those.
+    One thread may write while another one reads: a lock keeps them apart, as OpenSSL does not.
     """
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._socket = sock
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
@@ -76,7 +79,7 @@ class TlsSocket:
         view, sent = memoryview(data), 0
         while sent < view.nbytes:
             try:
-                with _blocking():
+                with self._lock, _blocking():
                     sent += self._socket.send(view[sent : sent + PIECE_BYTES])
             except BlockingIOError:
                 if not sent:
@@ -101,7 +104,7 @@ class TlsSocket:
         got = 0
         while got < room.nbytes:
             try:
-                with _blocking():
+                with self._lock, _blocking():
                     count = self._socket.recv_into(room[got:])
             except BlockingIOError:
                 if not got:

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib import metadata
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -20,6 +20,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("numpy", "protobuf", "torch", "ray")
+PATIENCE_S = 600.0
+"""How long a contestant may take to begin, to do it once, or to end."""
 
 Samples = dict[str, list[float]]
 
@@ -94,13 +96,22 @@ class Apart:
         return self._process.pid
 
     def ask(self) -> None:
-        """Have it done once."""
-        self._pipe.send(True)
-        self._pipe.recv()
+        """Have it done once; SystemExit where its process ended or says nothing."""
+        try:
+            self._pipe.send(True)
+            if self._pipe.poll(PATIENCE_S):
+                self._pipe.recv()
+                return
+        except (EOFError, OSError) as error:
+            raise SystemExit("a contestant ended: what it said is above") from error
+        raise SystemExit(f"a contestant said nothing for {PATIENCE_S:g} s")
 
     def close(self) -> None:
         """End the process and what it has started."""
-        self._pipe.send(False)
+        with suppress(OSError):  # it has ended already
+            self._pipe.send(False)
+        self._process.join(PATIENCE_S)
+        self._process.kill()
         self._process.join()
 
 

@@ -347,7 +347,7 @@ def _line(tree: Any) -> str:
 
 
 def measure(quick: bool) -> dict[str, object]:
-    """All workloads, see `compare`, as a table that is put into the page; then `change`."""
+    """All workloads, see `compare`, as a table; then `change`. The page has that of a full run."""
     questions: dict[str, Any] = {}
     for workload in WORKLOADS:
         with Cluster(launcher="ray") as cluster:
@@ -359,9 +359,10 @@ def measure(quick: bool) -> dict[str, object]:
             print(f"    {row}")
     body = table(questions)
     print(f"\n{body}")
-    page = PAGE.read_text()
-    before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[-1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{body}\n{MARKS[1]}{after}")
+    if not quick:
+        page = PAGE.read_text()
+        before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[-1]
+        PAGE.write_text(f"{before}{MARKS[0]}\n{body}\n{MARKS[1]}{after}")
     questions["a step change"] = change(1 if quick else 3)
     return questions
 

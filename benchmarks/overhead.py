@@ -8,7 +8,7 @@ from.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "apps" / "rlhf"))
@@ -96,13 +96,13 @@ def measure(quick: bool) -> dict[str, object]:
     """Seconds an iteration, in three ways."""
     # As many demonstrations for each: no look at how well it does ends them early.
     config = RlhfConfig(sft=SftConfig(steps=150, every=1000))
-    runners = {
-        "one loop": Apart(plain, config),
-        "rlinf, in one process": Apart(framework, config, "inline"),
-        "rlinf, on Ray": Apart(framework, config, "ray"),
+    contestants: dict[str, tuple[object, ...]] = {
+        "one loop": (plain, config),
+        "rlinf, in one process": (framework, config, "inline"),
+        "rlinf, on Ray": (framework, config, "ray"),
     }
-    asks = {name: runner.ask for name, runner in runners.items()}
-    samples = race(asks, 10 if quick else 60, warmup=4, patience_s=10 if quick else 90)
-    for runner in runners.values():
-        runner.close()
+    with ExitStack() as ending:
+        runners = {n: ending.enter_context(closing(Apart(*c))) for n, c in contestants.items()}
+        asks = {name: runner.ask for name, runner in runners.items()}
+        samples = race(asks, 10 if quick else 60, warmup=4, patience_s=10 if quick else 90)
     return {"iteration": show("one iteration of the tiny model", samples, "one loop")}

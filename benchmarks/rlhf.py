@@ -268,21 +268,24 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
 def contest(setting: Setting, trl_python: Path, quick: bool) -> tuple[Samples, dict[str, int]]:
     """Seconds of the steps, and peak memory in bytes."""
     work = apart(task, setting)
-    runners = {
-        "one loop": Apart(plain, setting, work),
-        "rlinf, on Ray": Apart(framework, setting, work, "ray"),
-        "rlinf, in one process": Apart(framework, setting, work, "inline"),
-        "TRL": Rival(trl_python, HERE / "trl_steps.py", trl_settings(setting, work)),
+    contestants: dict[str, tuple[Callable[..., Apart | Rival], tuple[Any, ...]]] = {
+        "one loop": (Apart, (plain, setting, work)),
+        "rlinf, on Ray": (Apart, (framework, setting, work, "ray")),
+        "rlinf, in one process": (Apart, (framework, setting, work, "inline")),
+        "TRL": (Rival, (trl_python, HERE / "trl_steps.py", trl_settings(setting, work))),
     }
-    memory = {
-        name: peak_memory(runner.ask, 3, functools.partial(family, runner.pid))
-        for name, runner in runners.items()
-    }
-    rounds, patience = (5, 20) if quick else (30, 90)
-    asks = {name: runner.ask for name, runner in runners.items()}
-    samples = race(asks, rounds, warmup=1, patience_s=patience)
-    for runner in runners.values():
-        runner.close()
+    with contextlib.ExitStack() as ending:
+        runners = {
+            name: ending.enter_context(contextlib.closing(kind(*args)))
+            for name, (kind, args) in contestants.items()
+        }
+        memory = {
+            name: peak_memory(runner.ask, 3, functools.partial(family, runner.pid))
+            for name, runner in runners.items()
+        }
+        rounds, patience = (5, 20) if quick else (30, 90)
+        asks = {name: runner.ask for name, runner in runners.items()}
+        samples = race(asks, rounds, warmup=1, patience_s=patience)
     return samples, memory
 
 

@@ -59,5 +59,7 @@ def test_a_sharper_one_doubts_less_and_prefers_the_same() -> None:
 def test_demonstrations_that_fail_are_no_demonstrations() -> None:
     with pytest.raises(ConfigError, match="none of 2 demonstrations"):
         collect_demonstrations(replace(SPEC, options={"goal": 9.0}), CONFIG)
+    with pytest.raises(ConfigError, match="none of 0 demonstrations"):
+        collect_demonstrations(SPEC, replace(CONFIG, episodes=0))
     with pytest.raises(EnvironmentLost, match="has no script to learn from"):
         collect_demonstrations(EnvironmentSpec("worlds:steer", ""), CONFIG)

@@ -1,10 +1,12 @@
 """When a program that drifts is planned again, in a made-up world."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rlinf.sched import Placement
 from rlinf.workers import PlanningConfig
 from rlinf.workers.course import Decision
+from rlinf.workers.planning import Iteration
 from tests.workers.planned import World, follow, plans
 
 
@@ -77,6 +79,26 @@ def test_a_square_wave_is_soon_no_longer_followed() -> None:
 
     made = plans(follow(world, "auto", 400, PlanningConfig(rule="deviation"), change))
     assert 2 <= len(made) <= 4, "20 edges, a window of 8, 16, then 32"
+
+
+def test_what_did_nothing_while_its_plan_was_tried_may_work_later() -> None:
+    world = World({"rollout": 0.1, "trainer": 1.0}, {"rollout": 0.1, "trainer": 0.3}, scaling=0.3)
+    first = follow(world, "auto", 40)
+    trial = [n for n, decision in enumerate(first) if "trying" in decision.because]
+    world, run = World(world.call_s, world.item_s, scaling=0.3), world.run
+
+    def idle(places: Mapping[str, Placement]) -> Iteration:
+        iteration = run(places)
+        if len(world.history) in trial:
+            working = tuple(r for r in iteration.records if r.group != "rollout")
+            iteration = replace(iteration, records=working)
+        world.history.append(places)
+        return iteration
+
+    world.run = idle  # type: ignore[method-assign]
+    decisions = follow(world, "auto", 40)
+    assert [n for n, decision in enumerate(decisions) if "trying" in decision.because] == trial
+    assert len(plans(decisions)) == 1
 
 
 def test_a_plan_that_takes_longer_than_foreseen_is_no_drift() -> None:

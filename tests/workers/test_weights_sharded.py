@@ -176,3 +176,15 @@ def test_a_part_that_nobody_publishes_is_said(doors):
     receiver = WeightReceiver(doors[2], Target(tensors()))
     with pytest.raises(WeightsCorrupt, match="do not publish all of version 1: a: 6 of its 12 ele"):
         receiver.fetch("trainer/0")
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_that_is_not_named_is_missed(doors):
+    """The ranks agree on what there is, but the first one does not say who has the rest."""
+    trainer = Two(doors)
+    trainer.publishers[0]._mates = ()
+    trainer.publish(tensors(), 1)
+    target = Target(tensors(a=torch.zeros(4, 3)))
+    with pytest.raises(WeightsCorrupt):
+        WeightReceiver(doors[2], target).fetch("trainer/0")
+    assert not target.tensors["a"].any()

@@ -265,7 +265,9 @@ class _Search:
         best = min(tried, key=lambda trial: trial.seconds)
         self._plan = best.plan
         if isinstance(self._rule, DeviationRule):
-            self._rule.planned = self._factors(best.plan, best.busy)
+            factors = self._factors(best.plan, best.busy)
+            # Of what did nothing while the plan was tried, the profile is all that is known.
+            self._rule.planned = {name: factor for name, factor in factors.items() if factor}
         places, batch = placed(best.plan, self._program), self._program.batch
         took = tuple((trial.plan, trial.seconds) for trial in tried)
         yield Decision(because, places, batch, best.plan, known, took if len(took) > 1 else ())

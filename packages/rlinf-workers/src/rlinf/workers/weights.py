@@ -261,9 +261,10 @@ class WeightReceiver:
             latest = self._gathered(trainer, Wanted(version, known), timeout)
             changed = {_tensor_of(part) for part in latest.state}
             lacking = {n for n in latest.marks if _tensor_of(n) in changed} - latest.state.keys()
-            if not lacking:
+            asked = {n: mark for n, mark in known.items() if n not in lacking}
+            if asked == known:  # a part that is lacking all the same is what nobody offers
                 return latest
-            known = {n: mark for n, mark in known.items() if n not in lacking}
+            known = asked
 
     def _gathered(self, trainer: str, wanted: Wanted, timeout: TimeoutLike) -> Published:
         """What all ranks offer of one version; they may be about to publish another."""

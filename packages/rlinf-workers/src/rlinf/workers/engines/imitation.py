@@ -78,9 +78,9 @@ def collect_demonstrations(spec: EnvironmentSpec, config: ImitationConfig) -> li
     """Those that were successful, in the order of their seeds.
 
     Raises:
-        ConfigError: None was, or the environment has no script.
+        ConfigError: None was.
+        EnvironmentLost: The environment has no script, or a process ended or took too long.
     """
-
     shares = [
         range(first, config.episodes, config.processes)
         for first in range(min(config.processes, config.episodes))
@@ -90,7 +90,7 @@ def collect_demonstrations(spec: EnvironmentSpec, config: ImitationConfig) -> li
         patience_s = config.timeout_s * len(seeds)
         return demonstrate(spec, seeds, config.steps, config.noise, patience_s)
 
-    with ThreadPoolExecutor(len(shares)) as threads:
+    with ThreadPoolExecutor(config.processes) as threads:
         parts = list(threads.map(some, shares))
     made = [one for turn in itertools.zip_longest(*parts) for one in turn if one is not None]
     kept = [shown for shown in made if shown.success]

@@ -144,6 +144,8 @@ class SearchConfig(RunConfig):
         RunConfig.__post_init__(self)  # slots: no super() without arguments
         if self.retriever:
             HttpRetriever(self.retriever)
+        if self.trainer.kl_coefficient:
+            raise ValueError("trainer.kl_coefficient needs a reference policy, which is not here")
 
     def requests(
         self, task: SearchTask, step: int, round: int, count: int | None = None

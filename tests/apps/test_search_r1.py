@@ -154,6 +154,7 @@ def test_the_server_serves_the_corpus() -> None:
         (("retriver=http://x",), "unknown key retriver: did you mean retriever?"),
         (("retriever=localhost:8000",), "http://"),
         (("algorithm=ppo",), "algorithm=ppo is not known"),
+        (("trainer.kl_coefficient=0.1",), "trainer.kl_coefficient needs a reference policy"),
     ],
 )
 def test_what_cannot_be_used_is_one_clear_error(arguments: tuple[str, ...], message: str) -> None:

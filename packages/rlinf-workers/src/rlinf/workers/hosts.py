@@ -192,7 +192,8 @@ class LearnerWorker(Worker):
     def restore(self, folder: str | None) -> None:
         """Become what the group was when it was saved there; None: what it was constructed as.
 
-        The number of ranks may have changed: those that are new keep their own random state.
+        The number of ranks may have changed: those that are new keep their own random state. Raises
+        `ConfigError`: there was no such group.
         """
         from rlinf.workers.shards import load_tensors
 
@@ -201,7 +202,13 @@ class LearnerWorker(Worker):
             return
         group, here = self.id.group, Path(folder)
         own = here / f"{group}-{self.rank}.json"
-        read = json.loads((own if own.exists() else here / f"{group}-0.json").read_text())
+        source = own if own.exists() else here / f"{group}-0.json"
+        if not source.exists():
+            raise ConfigError(
+                f"{here} holds nothing of {group}, which its run did not have: go on with the "
+                "settings of that run, or begin a new one"
+            )
+        read = json.loads(source.read_text())
         self._engine.restore(load_tensors(here.glob(f"{group}-*.safetensors")), read["numbers"])
         if own.exists():
             load_random_state(read["random"])

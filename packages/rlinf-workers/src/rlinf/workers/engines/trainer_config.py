@@ -52,7 +52,8 @@ class TrainerConfig:
             the ratio is then 1.
         importance_cap: Weigh each token by p_trainer / p_rollout, at most this, for a rollout of
             other precision; needs `old_logprobs=trainer`. None: no weights.
-        kl_coefficient: Weight of the KL penalty; groups then need `reference_logprobs`.
+        kl_coefficient: Weight of the KL penalty against a reference policy, whose
+            `reference_logprobs` groups then need.
         kl_kind: Which estimate of it.
         max_staleness: Samples whose weights were more versions behind when they began are not
             trained on, and are counted as `stale`; None: all are. Their rewards still count for the

@@ -233,6 +233,8 @@ class WeightReceiver:
 
         Args:
             trainer: One of its ranks; it names the others.
+            timeout: For each answer. Ranks that offer different versions are asked again for
+                `AGREE_S` on top of that.
 
         Returns:
             The version as whole tensors, of which `state` has those that changed.

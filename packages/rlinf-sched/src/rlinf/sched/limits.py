@@ -34,6 +34,9 @@ WORK = 1.2e8, 2e7
 """Work of all trials together: for workflows that are no chain, of LARGE components and more; for
 others."""
 
+GROWTH = 1.2
+"""A trial is likely to take so much more work than the one before; with less left, none begins."""
+
 LARGE = 8
 
 REGROWN = 3
@@ -66,15 +69,15 @@ def raised(
     layout = Layout.of(model, packing, micro_batches)
     found: tuple[float, Tree | None] = np.inf, None
     left = WORK[model.chain or len(model.names) < LARGE]
-    step, finer = FIRST, list(ALIKE)
-    while finer and found[0] > low * CLOSE:
+    likely, step, finer = 0.0, FIRST, list(ALIKE)
+    while finer and found[0] > low * CLOSE and likely <= left:
         limit = max(low * FIRST, min(low * step, found[0] / CLOSE))
         trial = Trial(layout, limit, finer[0], left)
         try:
             least = trial.least()
         except TooManyError:
             break
-        left -= trial.work
+        left, likely = left - trial.work, trial.work * GROWTH
         layout = replace(layout, spans=trial.spans())
         low = max(low, min(trial.limit, least) * ROUNDING)
         if np.isinf(least):

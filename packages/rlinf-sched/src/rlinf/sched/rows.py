@@ -18,6 +18,9 @@ LATE = 1 << 20
 BLOCK = 32
 """Labels compared at once with all others."""
 
+AT_ONCE = 8
+"""After so many numbers, labels which none of the block may stand for are left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -79,8 +82,11 @@ def cover(used: Counts, labels: Ticks, alike: int) -> tuple[Counts, Ticks, int]:
         compared += top.shape[1] * rest.size
         by = _replaced(top, rest, alike)
         gone = np.flatnonzero(by >= 0)
-        for low in lowered:
-            np.minimum.at(low, at + by[gone], low[at + gone])
+        if len(gone):
+            gone = gone[np.argsort(by[gone], kind="stable")]
+            heirs, starts = np.unique(by[gone], return_index=True)
+            least = np.minimum.reduceat(lowered[:, at + gone], starts, axis=1)
+            lowered[:, at + heirs] = np.minimum(lowered[:, at + heirs], least)
         stay = np.r_[np.arange(at), at + np.flatnonzero(by < 0)]
         at += int((by[: top.shape[1]] < 0).sum())
         columns, lowered, order = columns[:, stay], lowered[:, stay], order[stay]
@@ -93,14 +99,20 @@ def _replaced(top: Ticks, rest: Ticks, alike: int) -> Counts:
     Within ``top`` only such points stand for others for which none stands, so that nothing is
     lowered twice. Shapes (dimensions, points); the first dimension allows for no tolerance.
     """
-    count = top.shape[1]
-    beats = top[0][:, None] <= rest[0]
-    better = np.empty_like(beats)
-    for one, other in zip(top[1:], rest[1:] + np.int16(alike), strict=True):
-        np.less_equal(one[:, None], other, out=better)
-        beats &= better
+    count, found = top.shape[1], np.full(rest.shape[1], -1)
+    beats, which = top[0][:, None] <= rest[0], np.arange(len(found))
+    top, rest = top[1:], rest[1:] + np.int16(alike)
+    for low in range(0, len(top), AT_ONCE):
+        better = np.empty_like(beats)
+        for one, other in zip(top[low:][:AT_ONCE], rest[low:][:AT_ONCE], strict=True):
+            np.less_equal(one[:, None], other, out=better)
+            beats &= better
+        # A point is within reach of itself: those of top all stay, and stay first.
+        some = np.flatnonzero(beats.any(axis=0))
+        beats, rest, which = beats[:, some], rest[:, some], which[some]
     beats[:, :count] &= ~np.tri(count, dtype=bool)
     first = ~beats[:, :count].any(axis=0)
     beats[~first, :count] = False
     beats[beats[:, :count].any(axis=0)] = False
-    return np.where(beats.any(axis=0), beats.argmax(axis=0), -1)
+    found[which] = np.where(beats.any(axis=0), beats.argmax(axis=0), -1)
+    return found

@@ -134,7 +134,8 @@ class Trial:
         for k in reversed(range(len(layout.sets))):
             mine, cuts = self._allowed[k], layout.cuts[k]
             mine[mine * SLACK < layout.spans[k]] = -1.0
-            levels = np.flatnonzero(mine >= 0)
+            on_more = np.maximum.accumulate(mine[::-1])[-2::-1]
+            levels = np.flatnonzero(mine > np.append(on_more, -1.0))
             if not len(cuts) or not len(levels):
                 continue
             fits = np.zeros(len(cuts), bool)

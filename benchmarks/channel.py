@@ -183,7 +183,7 @@ def watching() -> dict[str, object]:
         rlinf.gather()
         idle = rlinf.server_seconds(WATCHED_S / 2)
         with announce(*rlinf.where):
-            command = [sys.executable, "-m", "rlinf.channel.monitor"]
+            command = [sys.executable, "-m", "rlinf.channel.monitor", str(os.getpid())]
             terminal, theirs = pty.openpty()
             monitor = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
             os.close(theirs)
@@ -193,6 +193,8 @@ def watching() -> dict[str, object]:
             before = sum(process.cpu_times()[:2])
             asked = rlinf.server_seconds(WATCHED_S)
             used = sum(process.cpu_times()[:2]) - before
+            if monitor.poll() is not None:
+                raise SystemExit("rlinf-monitor ended while it was watched")
             monitor.terminate()
             monitor.wait()
     rows = [

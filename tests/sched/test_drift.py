@@ -106,6 +106,12 @@ def test_a_doubling_is_seen_once_and_answered_once():
     assert "rollout is +100 % off" in found[0].because
 
 
+def test_a_component_that_falls_idle_and_works_again_is_seen_both_times():
+    rule = DeviationRule()
+    decided = [rule.step(Observation(k, {"critic": float(not 10 <= k < 30)})) for k in range(60)]
+    assert [d.iteration for d in decided if d is not None] == [17, 37]
+
+
 def test_a_trend_is_followed_ahead():
     """A steady rise is planned for where it leads, not for what was seen."""
     rule = GainRule(lambda f: (max(0.0, f["x"] - 1.4), None), switch_s=1)

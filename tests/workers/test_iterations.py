@@ -28,7 +28,11 @@ def made():
     channels = {name: Kept(ChannelRef(name, "channel/0")) for name in ("prompts", "samples")}
     iterations = Iterations(None, lambda number, because: None)
     iterations.add(0, channels.values())
-    return iterations, channels
+    writing = Flow(channels["prompts"].ref, channels["samples"].ref, 0)
+    reading = Flow(channels["samples"].ref, None, 0)
+    iterations.begins(writing, [1])
+    iterations.begins(reading, [2])
+    return iterations, channels, writing, reading
 
 
 def settled(iterations):
@@ -37,11 +41,7 @@ def settled(iterations):
 
 def test_a_writer_that_has_not_answered_keeps_what_is_read(made):
     """It may be killed before it says that it closed its output, and is called again then."""
-    iterations, channels = made
-    writing = Flow(channels["prompts"].ref, channels["samples"].ref, 0)
-    reading = Flow(channels["samples"].ref, None, 0)
-    iterations.begins(writing, [1])
-    iterations.begins(reading, [2])
+    iterations, channels, writing, reading = made
     iterations.ended(reading, [2])
     settled(iterations)
     assert channels["samples"].done == []
@@ -52,27 +52,19 @@ def test_a_writer_that_has_not_answered_keeps_what_is_read(made):
 
 
 def test_the_last_of_several_writers_lets_go(made):
-    iterations, channels = made
-    first = Flow(channels["prompts"].ref, channels["samples"].ref, 0)
-    reading = Flow(channels["samples"].ref, None, 0)
-    iterations.begins(first, [1])
-    iterations.begins(first, [3])
-    iterations.begins(reading, [2])
+    iterations, channels, writing, reading = made
+    iterations.begins(writing, [3])
     iterations.ended(reading, [2])
-    iterations.ended(first, [1], closed=True)
+    iterations.ended(writing, [1], closed=True)
     settled(iterations)
     assert "delete" not in channels["samples"].done
-    iterations.ended(first, [3], closed=True)
+    iterations.ended(writing, [3], closed=True)
     settled(iterations)
     assert channels["samples"].done == ["delete"]
 
 
 def test_a_closed_channel_goes_when_its_reader_is_done(made):
-    iterations, channels = made
-    writing = Flow(channels["prompts"].ref, channels["samples"].ref, 0)
-    reading = Flow(channels["samples"].ref, None, 0)
-    iterations.begins(writing, [1])
-    iterations.begins(reading, [2])
+    iterations, channels, writing, reading = made
     iterations.ended(writing, [1]).result(10)
     assert channels["samples"].done == ["close"]
     iterations.ended(reading, [2])

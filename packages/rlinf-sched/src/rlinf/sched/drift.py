@@ -88,11 +88,10 @@ class DeviationRule:
             return None
         for name in seen.factors:
             planned = self.planned.get(name, 1.0)
-            ratios = [factors[name] / planned for factors in self._seen]
-            if all(abs(ratio - 1) > self.threshold for ratio in ratios):
+            if all(abs(f[name] - planned) > self.threshold * planned for f in self._seen):
                 factors = _means(self._seen)
                 self.planned, self._seen = factors, []
-                shift = 100 * (factors[name] / planned - 1)
+                shift = 100 * (factors[name] - planned) / (planned or 1.0)
                 why = f"{name} is {shift:+.0f} % off the prediction over {self.window} iterations"
                 return Replan(seen.iteration, factors, why)
         return None

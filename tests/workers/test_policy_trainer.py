@@ -85,8 +85,8 @@ def test_the_actor_is_the_policy(bins):
 def test_bins_are_drawn_as_often_as_their_probability_says():
     policy = MlpPolicy(MlpSizes(1, (-1.0,), (1.0,), (4,), 4))
     with torch.no_grad():
-        policy.actor_net[-1].weight.mul_(0)
-        policy.actor_net[-1].bias.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]).log())
+        last = policy.weights[8:28]  # 4 x 4 and 4, after 1 x 4 and 4
+        last.zero_()[16:] = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
     noise = ((np.arange(1000) + 0.5) / 1000)[:, None].astype(np.float32)
     decision = policy.actor().act({"state": np.zeros((1000, 1))}, noise)
     counts = np.bincount(decision.choices[:, 0], minlength=4)

@@ -5,6 +5,7 @@ belongs to it. Sums and weights of micro-batches and of ranks are added, and the
 summed loss is divided once by the summed weight. So it does not depend on how the batch was cut.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,11 +22,15 @@ __all__ = [
     "gspo",
     "importance_weights",
     "ppo_clip",
+    "ppo_slope",
     "reduce",
     "value_loss",
+    "value_slope",
 ]
 
 MAX_LOG_RATIO = 20.0
+LARGEST_RATIO = 0.999 * math.exp(MAX_LOG_RATIO)
+"""Where the bound on the log ratio has cut the gradient, to rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,15 @@ def ppo_clip(
     return _clipped(_log_ratio(logprobs, old).exp(), advantages, clip or Clip())
 
 
+def ppo_slope(loss: PolicyLoss) -> Tensor:
+    """The slope of `ppo_clip` by the log-probs, in closed form.
+
+    d(-r A) / d log p = -r A: where nothing was cut the slope is the loss itself.
+    """
+    cut = loss.clipped | (loss.ratio >= LARGEST_RATIO)
+    return torch.where(cut, 0, loss.loss)
+
+
 def gspo(
     logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, clip: Clip | None = None
 ) -> PolicyLoss:
@@ -167,6 +181,16 @@ def value_loss(values: Tensor, old: Tensor, targets: Tensor, clip: float | None 
         return 0.5 * error
     near = old + (values - old).clamp(-clip, clip)
     return 0.5 * torch.maximum(error, (near - targets).square())
+
+
+def value_slope(values: Tensor, old: Tensor, targets: Tensor, clip: float | None = None) -> Tensor:
+    """The slope of `value_loss` by the values, in closed form."""
+    error = values - targets
+    if clip is None:
+        return error
+    moved = values - old
+    near = old + moved.clamp(-clip, clip) - targets
+    return torch.where((moved.abs() > clip) & (near.abs() > error.abs()), 0, error)
 
 
 def _log_ratio(logprobs: Tensor, old: Tensor) -> Tensor:

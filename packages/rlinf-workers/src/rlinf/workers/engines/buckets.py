@@ -58,6 +58,11 @@ class Buckets:
         for piece, number, where in self._slices:
             piece.grad = self.gradients[number][where]
 
+    def norm(self) -> Tensor:
+        """That of all gradients together."""
+        norms = [torch.linalg.vector_norm(gradient) for gradient in self.gradients]
+        return norms[0] if len(norms) == 1 else nn.utils.get_total_norm(norms)
+
     def attach(self) -> None:
         """Let everything lie in the buckets again, after these were moved."""
         for values, gradient, bucket in zip(

@@ -1,7 +1,6 @@
 """The policy of an `MlpPolicy` in numpy: what an environment's process needs to act by itself."""
 
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -124,9 +123,3 @@ class MlpActor:
         assert self._values is not None
         actions: FloatArray = np.take_along_axis(self._values[None], places, 2)[..., 0]
         return Decision(choices, actions[:, None], logprobs.astype(np.float32))
-
-
-def flatten(arrays: Sequence[FloatArray] | Mapping[str, FloatArray]) -> FloatArray:
-    """Several arrays in one, in order."""
-    values = arrays.values() if isinstance(arrays, Mapping) else arrays
-    return np.concatenate([np.asarray(a, np.float32).ravel() for a in values])

@@ -89,17 +89,17 @@ class Optimiser:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if not gradients and self._norm is None:
             return 0.0
-        if gradients:
+        if gradients and weight != 1:
             torch._foreach_div_(gradients, weight)
-        total = nn.utils.get_total_norm(gradients) if self._norm is None else self._norm()
-        nn.utils.clip_grads_with_norm_(self._parameters, self._config.clip_norm, total)
-        norm = float(total)
+        norm = float(nn.utils.get_total_norm(gradients) if self._norm is None else self._norm())
         if not norm < float("inf"):
             self._adam.zero_grad()
             raise NonFiniteGradient(
                 f"the gradient norm is {norm}; look at the loss, the learning rate "
                 f"({self.lr:g}) and the rewards of this step"
             )
+        if gradients and norm > self._config.clip_norm:
+            torch._foreach_mul_(gradients, self._config.clip_norm / (norm + 1e-6))
         for group in self._adam.param_groups:
             group["lr"] = self.lr
         self._adam.step()

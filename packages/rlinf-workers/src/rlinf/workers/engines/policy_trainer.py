@@ -6,7 +6,6 @@ within each.
 """
 
 import contextlib
-import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.algorithms.losses import PolicyLoss, ppo_clip, value_loss
+from rlinf.workers.algorithms.losses import PolicyLoss
 from rlinf.workers.engines.buckets import Buckets
 from rlinf.workers.engines.optimiser import Optimiser
 from rlinf.workers.engines.parameters import OneDevice, load_state, state_of
 from rlinf.workers.engines.policy_learning import PolicyStats, PolicyTrainerConfig
+from rlinf.workers.engines.policy_slopes import slopes
 from rlinf.workers.engines.trajectory_batch import (
     Flat,
     episode_advantages,
@@ -147,16 +147,16 @@ class PolicyTrainer(OneDevice):
         variance = float(decisions.targets.var(unbiased=False))
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + self._version)
         parts = -(-len(decisions) // config.minibatch)
-        ends = (torch.arange(parts + 1) * len(decisions) // parts).tolist()
+        sizes = (torch.arange(parts + 1) * len(decisions) // parts).diff().tolist()
         lesson: list[tuple[Tensor, Tensor]] = []
         for epoch in range(config.epochs):
             watch = bool(config.target_kl) or epoch == config.epochs - 1
             moved.zero_()
-            shuffled = decisions[torch.randperm(len(decisions), generator=generator)]
-            for begin, end in itertools.pairwise(ends):
-                loss, losses = self._update(shuffled[begin:end], lesson if epoch == 0 else None)
+            rows = torch.randperm(len(decisions), generator=generator)
+            for part in decisions.take(rows).cut(sizes):
+                loss, losses = self._update(part, lesson if epoch == 0 else None)
                 sums += losses
-                moved += _moved(loss, end - begin) if watch else 0
+                moved += _moved(loss, len(part)) if watch else 0
             updates += parts
             if watch:
                 self._team.add(moved)
@@ -190,39 +190,32 @@ class PolicyTrainer(OneDevice):
         self, part: Flat, lesson: list[tuple[Tensor, Tensor]] | None
     ) -> tuple[PolicyLoss, Tensor]:
         """One optimiser step; this rank's part of its policy, value loss, entropy and norm, [4]."""
-        config, count = self._config, len(part)
-        advantages = part.advantages.to(self._device)
+        config, count, pictures = self._config, len(part), part.shown.get("image")
+        part = part.to(self._device)
+        advantages = part.advantages
         if config.normalise and config.advantage == "gae" and count > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            deviation, mean = torch.std_mean(advantages)
+            advantages = (advantages - mean) / (deviation + 1e-8)
         if self._team.size > 1:
-            own = slice(self._team.rank, None, self._team.size)
-            part, advantages = part[own], advantages[own]
-        shown = {name: tensor.to(self._device) for name, tensor in part.shown.items()}
+            own = torch.arange(self._team.rank, count, self._team.size, device=self._device)
+            part, advantages = part.take(own), advantages.index_select(0, own)
         taught = lesson is not None and self.tower is not None and self.tower.is_late
         if taught:
-            shown["features"].requires_grad_()
-        found = self.policy.evaluate(shown, part.choices.to(self._device))
-        loss = ppo_clip(found.logprobs, part.logprobs.to(self._device), advantages, config.clip)
-        policy, entropy = loss.loss.sum() / count, found.entropy.sum() / count
-        total, values = policy, policy.new_zeros(())
-        if config.entropy_coefficient:
-            total = total - config.entropy_coefficient * entropy
-        if config.advantage == "gae":
-            before, targets = part.values.to(self._device), part.targets.to(self._device)
-            values = value_loss(found.values, before, targets, config.value_clip).sum() / count
-            total = total + 2 * config.value_coefficient * values
-        total.backward()  # type: ignore[no-untyped-call]
-        if taught and lesson is not None and shown["features"].grad is not None:
-            lesson.append((part.shown["image"], shown["features"].grad.cpu()))
+            part.shown["features"].requires_grad_()
+        found = self.policy.evaluate(part.shown, part.choices)
+        told = slopes(found, part, advantages, count, config)
+        found.backward(*told.answers)
+        if taught and lesson is not None and pictures is not None:
+            slope = part.shown["features"].grad
+            lesson += [] if slope is None else [(pictures, slope.cpu())]
         norm = self._step() if self._team.rank == 0 else 0 * self._step()
-        with torch.no_grad():
-            return loss, torch.stack([policy, values, entropy, policy.new_tensor(norm)]).cpu()
+        return told.policy, torch.cat([told.sums, told.sums.new_full((1,), norm)]).cpu()
 
     def _step(self) -> float:
         """Sum everybody's gradients, step with those parts that learn now; the norm before."""
         for gradient in self._buckets.gradients:
             self._team.add(gradient)
-        self._norm = nn.utils.get_total_norm(self._buckets.gradients)
+        self._norm = self._buckets.norm()
         joins = self.tower is None or self.tower.joins(self._version)
         norms = [one.step(1.0) for one in self._optimisers[: None if joins else 1]]
         self._buckets.clear()

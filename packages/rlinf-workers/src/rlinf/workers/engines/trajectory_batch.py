@@ -127,15 +127,29 @@ class Flat:
     def __len__(self) -> int:
         return len(self.logprobs)
 
-    def __getitem__(self, rows: Tensor | slice) -> "Flat":
+    def to(self, device: torch.device) -> "Flat":
+        """The same on a device."""
+        shown = {name: tensor.to(device) for name, tensor in self.shown.items()}
+        return Flat(shown, *(tensor.to(device) for tensor in self._rest()))
+
+    def take(self, rows: Tensor) -> "Flat":
+        """Those of these indexes, in their order."""
         return Flat(
-            {name: shown[rows] for name, shown in self.shown.items()},
-            self.choices[rows],
-            self.logprobs[rows],
-            self.advantages[rows],
-            self.targets[rows],
-            self.values[rows],
+            {name: shown.index_select(0, rows) for name, shown in self.shown.items()},
+            *(tensor.index_select(0, rows) for tensor in self._rest()),
         )
+
+    def cut(self, sizes: list[int]) -> "list[Flat]":
+        """Runs of so many, as views."""
+        shown = [torch.split(tensor, sizes) for tensor in self.shown.values()]
+        rest = zip(*(torch.split(tensor, sizes) for tensor in self._rest()), strict=True)
+        return [
+            Flat(dict(zip(self.shown, own, strict=True)), *others)
+            for own, others in zip(zip(*shown, strict=True), rest, strict=True)
+        ]
+
+    def _rest(self) -> tuple[Tensor, ...]:
+        return self.choices, self.logprobs, self.advantages, self.targets, self.values
 
 
 def flat(batch: Grid, advantages: Tensor, targets: Tensor, values: Tensor) -> Flat:

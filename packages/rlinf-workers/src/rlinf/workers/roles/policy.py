@@ -14,7 +14,7 @@ __all__ = ["Evaluation", "Policy"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """Of B decisions, each [B] with a gradient.
+    """Of B decisions, each [B]. Autograd has recorded them, or `backward` is written out.
 
     Attributes:
         logprobs: Of each choice as a whole.
@@ -25,6 +25,16 @@ class Evaluation:
     logprobs: "Tensor"
     entropy: "Tensor"
     values: "Tensor"
+
+    def backward(
+        self, logprobs: "Tensor", entropy: "Tensor | None", values: "Tensor | None"
+    ) -> None:
+        """Add to the gradients of the weights, by the slopes of a loss, each [B]; None: of 0."""
+        import torch
+
+        pairs = ((self.logprobs, logprobs), (self.entropy, entropy), (self.values, values))
+        learnt = [(answer, slope.to(answer.dtype)) for answer, slope in pairs if slope is not None]
+        torch.autograd.backward([a for a, _ in learnt], [s for _, s in learnt])
 
 
 class Policy(Protocol):

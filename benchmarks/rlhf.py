@@ -20,7 +20,7 @@ import random
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,10 +31,8 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from even import Even
 from harness import Apart, Rival, Samples, race, show
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from rlinf.workers import Cluster, FlowPlanner, wait_all
 from rlinf.workers.engines.models import ModelSpec, build_model, load_tokenizer
@@ -43,7 +41,8 @@ from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
 from rlinf.workers.engines.torch_trainer import TorchTrainer
 from rlinf.workers.engines.trainer_config import TrainerConfig
 from rlinf.workers.hosts import RewardWorker, RolloutWorker, TrainerWorker
-from rlinf.workers.roles import GenerationRequest, Group, Sampling, Score, ScoredGroup
+from rlinf.workers.launch.config import keep_freed_memory
+from rlinf.workers.roles import GenerationRequest, Sampling
 
 HERE = Path(__file__).parent
 PYTHON = HERE / "trl-venv" / "bin" / "python"
@@ -89,19 +88,6 @@ SETTINGS = {
 }
 
 
-class Even:
-    """A `RewardEngine`: 1 where the sum of the response's tokens is even."""
-
-    def score(self, groups: Sequence[Group]) -> list[ScoredGroup]:
-        """See `RewardEngine`."""
-        return [
-            ScoredGroup.of(
-                group, [Score(float(group.own(i).sum() % 2 == 0)) for i in range(group.n)]
-            )
-            for group in groups
-        ]
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """A model's folder, the token that ends a response, and prompts as text and as tokens."""
@@ -113,7 +99,14 @@ class Task:
 
 
 def task(setting: Setting) -> Task:
-    """With prompts enough for 16 steps without a repeat."""
+    """With prompts enough for 16 steps without a repeat.
+
+    Imports here are only this process's: the contestants have no use for them.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
     folder = Path(tempfile.mkdtemp())
     disable_progress_bar()
     count = 16 * setting.prompts
@@ -166,6 +159,7 @@ def trainer_config(setting: Setting) -> TrainerConfig:
 def plain(setting: Setting, task: Task) -> Iterator[Step]:
     """The same engines, called one after the other on one copy of the weights."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    keep_freed_memory()
     model = build_model(ModelSpec("folder", path=task.folder))
     trainer = TorchTrainer(model, trainer_config(setting))
     rollout, reward = TorchGenerate(trainer.model), Even()

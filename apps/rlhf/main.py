@@ -20,27 +20,34 @@ from settings import CHOICES, CONFIG, RlhfConfig
 from rlinf.workers import Cluster, FlowPlanner, WorkerGroup, main_guard, wait_all
 from rlinf.workers.ahead import Ahead
 from rlinf.workers.checkpoint import Checkpoints
-from rlinf.workers.hosts import CriticWorker, ReferenceWorker, RewardWorker, RolloutWorker
+from rlinf.workers.hosts import (
+    CriticWorker,
+    InferenceWorker,
+    ReferenceWorker,
+    RewardWorker,
+    RolloutWorker,
+)
 from rlinf.workers.program import described, run_folder
 from rlinf.workers.recovery import Recovery
 from rlinf.workers.run import Run
 
-Groups = tuple[WorkerGroup, WorkerGroup, WorkerGroup, WorkerGroup | None, WorkerGroup | None]
+Groups = tuple[WorkerGroup, WorkerGroup, WorkerGroup, tuple[WorkerGroup | None, ...]]
 
 
 def launch(cluster: Cluster, config: RlhfConfig) -> Groups:
-    """Start the trainer, the rollout, the reward, and a reference and a critic where wanted."""
+    """Start trainer, rollout and reward; where wanted reference, inference and critic."""
     model, learning, sizes = config.model_spec(), config.trainer_config(), config.rollout
     trainer = Actor.group(cluster, model, learning, count=learning.ranks, name="trainer")
     served = config.model_spec(sizes.dtype)
     rollout = RolloutWorker.group(cluster, served, sizes.engine, "trainer/0", name="rollout")
     reward = RewardWorker.group(cluster, config.make_reward, name="reward")
     reference = ReferenceWorker.group(cluster, model, learning, "trainer/0", name="reference")
+    inference = InferenceWorker.group(cluster, model, learning, "trainer/0", name="inference")
     critic = CriticWorker.group(cluster, model, config.critic, "trainer/0", name="critic")
     started = trainer.launch(), rollout.launch(), reward.launch()
-    return (
-        *started,
+    return *started, (
         reference.launch() if config.has_reference else None,
+        inference.launch() if config.has_inference else None,
         critic.launch() if config.has_critic else None,
     )
 
@@ -53,9 +60,9 @@ def train(config: RlhfConfig) -> None:
         Run(folder) as run,
         config.open_cluster(folder) as cluster,
     ):
-        trainer, rollout, reward, reference, critic = launch(cluster, config)
+        trainer, rollout, reward, (reference, inference, critic) = launch(cluster, config)
         held = [group for group in (reference, critic) if group is not None]
-        relays = [] if reference is None else [reference.compare]
+        relays = [group.compare for group in (reference, inference) if group is not None]
         relays += [] if critic is None else [critic.estimate]
 
         def begin() -> None:
@@ -84,6 +91,7 @@ def train(config: RlhfConfig) -> None:
             with attempt as step:
                 due = due or config.syncs(step)
                 syncs = [sync(trainer, rollout, lead > 0)] if due else []
+                syncs += [] if inference is None else [sync(trainer, inference)]
                 stages, scored = ahead.take(step, lead if run.plan else 0)
                 stages = [*syncs, *stages]
                 for round in itertools.count(1):  # more where dynamic sampling wants them

@@ -143,11 +143,12 @@ class RlhfConfig(RunConfig):
         Choice.of(self.plan)
         if self.launcher == "inline" and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks={self.trainer.ranks} needs launcher=ray")
-        at_once = self.trainer.old_logprobs == "trainer" and self.trainer.importance_cap is None
+        at_once = self.trainer.old_logprobs != "rollout" and self.trainer.importance_cap is None
         if self.staleness and at_once:
             raise ValueError(
                 f"samples are up to {self.staleness} steps old (scheduling), for which "
-                "old_logprobs=trainer does not correct: set old_logprobs=rollout, or importance_cap"
+                f"old_logprobs={self.trainer.old_logprobs} does not correct: set "
+                "old_logprobs=rollout, or importance_cap"
             )
         if self.scheduling.max_staleness and self.plan in ("temporal", "auto"):
             raise ValueError(
@@ -172,9 +173,15 @@ class RlhfConfig(RunConfig):
         return self.trainer.kl_coefficient > 0
 
     @property
+    def has_inference(self) -> bool:
+        """Whether the old policy's log-probs are worked out by a worker of their own."""
+        return self.trainer.old_logprobs == "inference"
+
+    @property
     def experience(self) -> tuple[str, ...]:
         """The channels from the reward to the trainer, in the order in which samples pass them."""
-        return ("scored", *["compared"] * self.has_reference, *["valued"] * self.has_critic)
+        compared = ["compared"] * self.has_reference + ["inferred"] * self.has_inference
+        return ("scored", *compared, *["valued"] * self.has_critic)
 
     @property
     def prompts(self) -> int:

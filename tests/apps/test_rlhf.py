@@ -162,6 +162,18 @@ def test_a_run_is_held_to_the_policy_it_began_with(tmp_path: Path, algorithm: st
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_the_old_policy_can_be_read_by_a_worker_of_its_own(tmp_path: Path) -> None:
+    found = {}
+    for kind in ("trainer", "inference"):
+        arguments = (f"trainer.old_logprobs={kind}", "launcher=inline", *SHORT)
+        done = run(f"folder={tmp_path / kind}", *arguments)
+        assert done.returncode == 0, done.stderr
+        found[kind] = losses(tmp_path / kind)
+    assert found["inference"] == pytest.approx(found["trainer"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("algorithm", ["dapo", "rloo", "reinforce++", "gspo", "dr_grpo", "cispo"])
 def test_every_algorithm_runs(tmp_path: Path, algorithm: str) -> None:
     arguments = (f"algorithm={algorithm}", "launcher=inline", "eval.every=2", *SHORT)

@@ -2,7 +2,7 @@
 
     rollout  requests -> groups          streams groups in the order in which they complete
     reward   groups -> scored groups
-    reference scored groups -> the same  adds log-probs of the policy that was at first
+    inference scored groups -> the same  adds log-probs of the policy that it is given
     critic   scored groups -> the same   adds advantages, learns from the rewards itself
     trainer  scored groups -> a step     accumulates chunk by chunk, steps after the last one
 
@@ -15,7 +15,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlinf.workers.checkpoint import SavedFile, seal
 from rlinf.workers.errors import ConfigError
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from rlinf.workers.engines.models import ModelSpec
     from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
     from rlinf.workers.engines.torch_generate import GenerateConfig
-    from rlinf.workers.engines.torch_reference import TorchReference
+    from rlinf.workers.engines.torch_inference import TorchInference
     from rlinf.workers.engines.trainer_config import TrainerConfig
-    from rlinf.workers.roles import RewardEngine, RolloutEngine
+    from rlinf.workers.roles import Compared, RewardEngine, RolloutEngine
     from rlinf.workers.team import Team
-    from rlinf.workers.weights import WeightTarget
+    from rlinf.workers.weights import WeightReceiver, WeightTarget
 
     class _ServingEngine(RolloutEngine, WeightTarget, Protocol):
         """A rollout engine that is given weights."""
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CriticWorker",
+    "EngineWorker",
+    "InferenceWorker",
     "LearnerWorker",
     "PublisherWorker",
     "ReferenceWorker",
@@ -56,7 +58,29 @@ __all__ = [
 ]
 
 
-class RolloutWorker(Worker):
+class EngineWorker(Worker):
+    """A worker whose engine can leave its devices: base of those that have a model."""
+
+    _engine: Any
+
+    def onload(self) -> None:
+        """See `Worker`."""
+        self._engine.onload()
+
+    def offload(self) -> None:
+        """See `Worker`."""
+        self._engine.offload()
+
+    def resident_bytes(self) -> int:
+        """See `Worker`."""
+        return int(self._engine.resident_bytes())
+
+    def count_tokens(self, item: object) -> int:
+        """See `Worker`."""
+        return item.token_count if isinstance(item, (Group, ScoredGroup)) else 0
+
+
+class RolloutWorker(EngineWorker):
     """Samples responses with the newest weights it has fetched.
 
     A restarted one asks `trainer` for the current weights before it takes any call.
@@ -126,26 +150,7 @@ class RolloutWorker(Worker):
 
         A trainer that was itself started again has none to give until it is restored.
         """
-        from rlinf.workers.weights import WeightsUnknown
-
-        with contextlib.suppress(WeightsUnknown):
-            self._receiver.fetch(self._trainer)
-
-    def onload(self) -> None:
-        """See `Worker`."""
-        self._engine.onload()
-
-    def offload(self) -> None:
-        """See `Worker`."""
-        self._engine.offload()
-
-    def resident_bytes(self) -> int:
-        """See `Worker`."""
-        return self._engine.resident_bytes()
-
-    def count_tokens(self, item: object) -> int:
-        """See `Worker`."""
-        return item.token_count if isinstance(item, Group) else 0
+        _catch_up(self._receiver, self._trainer)
 
 
 class RewardWorker(Worker):
@@ -166,13 +171,11 @@ class RewardWorker(Worker):
         return item.token_count if isinstance(item, ScoredGroup) else 0
 
 
-class LearnerWorker(Worker):
+class LearnerWorker(EngineWorker):
     """A worker whose engine has state that checkpoints hold: base of critics and trainers.
 
     Its files there are `<group>-<rank>.safetensors` and `<group>-<rank>.json`.
     """
-
-    _engine: Any
 
     def _begin(self) -> None:
         """Make the engine as it is at first."""
@@ -213,22 +216,6 @@ class LearnerWorker(Worker):
         if own.exists():
             load_random_state(read["random"])
 
-    def onload(self) -> None:
-        """See `Worker`."""
-        self._engine.onload()
-
-    def offload(self) -> None:
-        """See `Worker`."""
-        self._engine.offload()
-
-    def resident_bytes(self) -> int:
-        """See `Worker`."""
-        return int(self._engine.resident_bytes())
-
-    def count_tokens(self, item: object) -> int:
-        """See `Worker`."""
-        return item.token_count if isinstance(item, ScoredGroup) else 0
-
 
 class CriticWorker(LearnerWorker):
     """Gives scored groups the advantages of their tokens, and learns values."""
@@ -261,14 +248,11 @@ class CriticWorker(LearnerWorker):
         return self._receiver.fetch(self._trainer, version).fingerprint
 
 
-class ReferenceWorker(LearnerWorker):
-    """Gives scored groups the log-probs that a KL penalty compares with. Learns nothing.
+class InferenceWorker(EngineWorker):
+    """Gives scored groups the log-probs of the trainer's policy, as of the weights loaded last."""
 
-    Its weights are kept in checkpoints all the same: nobody else has those from before the first
-    step.
-    """
-
-    _engine: "TorchReference"
+    fills: "ClassVar[Compared]" = "old_logprobs"
+    _engine: "TorchInference"
 
     def __init__(self, model: "ModelSpec", config: "TrainerConfig", trainer: str) -> None:
         self._model, self._config, self._trainer = model, config, trainer
@@ -276,20 +260,38 @@ class ReferenceWorker(LearnerWorker):
 
     def _begin(self) -> None:
         from rlinf.workers.engines.models import build_model
-        from rlinf.workers.engines.torch_reference import TorchReference
+        from rlinf.workers.engines.torch_inference import TorchInference
         from rlinf.workers.weights import WeightReceiver
 
-        self._engine = TorchReference(build_model(self._model, weights=False), self._config)
+        model = build_model(self._model, weights=False)
+        self._engine = TorchInference(model, self._config, self.fills)
         self._receiver = WeightReceiver(self.endpoint, self._engine)
 
     @stage
     def compare(self, groups: list[ScoredGroup]) -> list[ScoredGroup]:
-        """The groups with `reference_logprobs`, in order."""
+        """The groups with its log-probs, in order."""
         return self._engine.compare(groups)
 
     def load_weights(self, version: int) -> str:
-        """Be the trainer's weights of this version; returns their fingerprint."""
+        """Be the trainer's policy of this version; returns the weights' fingerprint."""
         return self._receiver.fetch(self._trainer, version).fingerprint
+
+    def recovered(self) -> None:
+        """Be the trainer's policy as it was published last; see `RolloutWorker.recovered`."""
+        _catch_up(self._receiver, self._trainer)
+
+
+class ReferenceWorker(InferenceWorker, LearnerWorker):
+    """Gives scored groups the log-probs that a KL penalty compares with. Learns nothing.
+
+    Its weights are kept in checkpoints all the same: nobody else has those from before the first
+    step.
+    """
+
+    fills: "ClassVar[Compared]" = "reference_logprobs"
+
+    def recovered(self) -> None:
+        """It is restored, with all that hold state."""
 
 
 class PublisherWorker(LearnerWorker):
@@ -365,3 +367,11 @@ class TrainerWorker(PublisherWorker):
     def close(self) -> None:
         """See `Worker`."""
         self._team.close()
+
+
+def _catch_up(receiver: "WeightReceiver", trainer: str) -> None:
+    """Fetch what the trainer offers, if it offers anything yet."""
+    from rlinf.workers.weights import WeightsUnknown
+
+    with contextlib.suppress(WeightsUnknown):
+        receiver.fetch(trainer)

@@ -47,6 +47,7 @@ class TrainRows:
         mask: bool [n, T], the tokens that are trained on.
         logprobs: float32 [n, T], of the rollout.
         reference: float32 [n, T] of a reference policy, or None.
+        old: float32 [n, T] of the policy before the step, or None.
         sampling: How they were drawn.
     """
 
@@ -55,6 +56,7 @@ class TrainRows:
     mask: npt.NDArray[np.bool_]
     logprobs: FloatArray
     reference: FloatArray | None
+    old: FloatArray | None
     sampling: Sampling
 
     @property
@@ -72,6 +74,7 @@ class TrainRows:
             self.mask[start:end],
             self.logprobs[start:end],
             None if self.reference is None else self.reference[start:end],
+            None if self.old is None else self.old[start:end],
             self.sampling,
         )
 
@@ -161,13 +164,14 @@ def train_rows(
     kept = np.flatnonzero(~skip & group.learnable.any(1) & (all_rows | (wide != 0).any(1)))
     if not len(kept):
         return None
-    reference = group.reference_logprobs
+    reference, old = group.reference_logprobs, group.old_logprobs
     return TrainRows(
         (inner.prompt_ids, inner.tokens[kept], inner.lengths[kept]),
         wide[kept],
         group.learnable[kept],
         inner.logprobs[kept],
         None if reference is None else reference[kept],
+        None if old is None else old[kept],
         inner.sampling,
     )
 

@@ -82,7 +82,7 @@ def policy_loss(
     wide = layout.spread(logprobs)
     mask = padded([p.mask.astype(np.float32) for p in micro], layout.width, device) != 0
     rollout = padded([part.logprobs for part in micro], layout.width, device)
-    old = wide.detach() if config.old_logprobs == "trainer" else rollout
+    old = _old(micro, wide, config, rollout)
     advantages = per_token(micro, layout.width, device)
     loss = POLICY_LOSSES[config.loss](wide, old, advantages, mask, config.clip)
     cap = config.importance_cap
@@ -113,6 +113,18 @@ def _stale(group: ScoredGroup, limit: int | None, version: int) -> npt.NDArray[n
     """Which samples are too old to be trained on, bool [n]."""
     behind = version - group.group.versions
     return np.asarray(np.zeros(len(behind), bool) if limit is None else behind > limit)
+
+
+def _old(micro: MicroBatch, logprobs: Tensor, config: TrainerConfig, rollout: Tensor) -> Tensor:
+    """Log-probs [rows, T] of the policy that the ratio compares with."""
+    if config.old_logprobs == "rollout":
+        return rollout
+    if config.old_logprobs == "trainer":
+        return logprobs.detach()
+    known = [part.old for part in micro if part.old is not None]
+    if len(known) < len(micro):
+        raise ConfigError("old_logprobs=inference, but groups came without old_logprobs")
+    return padded(known, logprobs.shape[1], logprobs.device)
 
 
 def _penalty(micro: MicroBatch, logprobs: Tensor, config: TrainerConfig) -> Tensor:

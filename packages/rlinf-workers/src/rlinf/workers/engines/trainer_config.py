@@ -49,9 +49,10 @@ class TrainerConfig:
         frozen_steps: In the first so many steps no parameter moves: a critic learns first.
         old_logprobs: The old policy of the ratio. `rollout`: as recorded when sampling. `trainer`:
             this model before the step, for one on-policy step with a rollout of other precision;
-            the ratio is then 1.
+            the ratio is then 1. `inference`: the same, worked out by an inference worker on its
+            own devices, which groups then have in `old_logprobs`.
         importance_cap: Weigh each token by p_trainer / p_rollout, at most this, for a rollout of
-            other precision; needs `old_logprobs=trainer`. None: no weights.
+            other precision; not with `old_logprobs=rollout`. None: no weights.
         kl_coefficient: Weight of the KL penalty against a reference policy, whose
             `reference_logprobs` groups then need.
         kl_kind: Which estimate of it.
@@ -83,7 +84,7 @@ class TrainerConfig:
     overlong: Overlong | None = None
     dynamic: DynamicSampling | None = None
     frozen_steps: Natural = 0
-    old_logprobs: Literal["rollout", "trainer"] = "rollout"
+    old_logprobs: Literal["rollout", "trainer", "inference"] = "rollout"
     importance_cap: Positive | None = None
     kl_coefficient: NonNegative = 0.0
     kl_kind: KlKind = "k2"
@@ -102,10 +103,10 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         if self.lora is not None and self.trainable_layers:
             raise ValueError("lora trains adapters, trainable_layers parameters: set one of them")
-        if self.importance_cap is not None and self.old_logprobs != "trainer":
+        if self.importance_cap is not None and self.old_logprobs == "rollout":
             raise ValueError(
-                "importance_cap needs old_logprobs=trainer: the ratio to the rollout's log-probs "
-                "corrects for them already"
+                "importance_cap needs old_logprobs=trainer or inference: the ratio to what the "
+                "rollout recorded corrects for it already"
             )
         if self.advantage not in GROUP_ADVANTAGES and self.dynamic is not None:
             raise ValueError(f"dynamic sampling needs groups, advantage={self.advantage} has none")

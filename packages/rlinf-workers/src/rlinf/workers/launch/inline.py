@@ -12,6 +12,7 @@ import traceback
 from rlinf.comm import RegistryServer
 from rlinf.workers.devices import Node, local_cores
 from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
+from rlinf.workers.launch.config import keep_freed_memory
 
 __all__ = ["InlineLauncher"]
 
@@ -23,6 +24,7 @@ class InlineLauncher(Launcher):
     """Runs programs on threads. A thread cannot be killed: `kill` only stops watching it."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self.registry = RegistryServer()
         self._threads: list[_Thread] = []
 

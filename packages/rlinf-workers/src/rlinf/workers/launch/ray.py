@@ -28,7 +28,7 @@ from rlinf.workers.devices import Node, node_of
 from rlinf.workers.errors import StartError
 from rlinf.workers.launch.affinity import pin
 from rlinf.workers.launch.base import Ended, Launcher, Link, Process, Program
-from rlinf.workers.launch.config import limit_threads, quiet_ray
+from rlinf.workers.launch.config import keep_freed_memory, limit_threads, quiet_ray
 from rlinf.workers.launch.janitor import Janitor
 
 __all__ = ["RayLauncher"]
@@ -118,6 +118,8 @@ class RayLauncher(Launcher):
                 place = {"_temp_dir": self._folder} if self._folder else {}
                 ray.init(**self._options, **place)
             _hush()
+            if self._folder:
+                _end_idle(logs=bool(self._options["log_to_driver"]))
             self._show_janitor()
         alive = [node for node in ray.nodes() if node["Alive"]]
         self._nodes = {node["NodeManagerHostname"]: node["NodeID"] for node in alive}
@@ -192,7 +194,8 @@ class _Seat:
     path: tuple[str, ...]
 
     def take(self) -> Link:
-        """Set up this process: affinity, threads, import path."""
+        """Set up this process: memory, affinity, threads, import path."""
+        keep_freed_memory()
         allowed = tuple(sorted(os.sched_getaffinity(0)))
         pin(allowed, self.cores)
         limit_threads(max(1, len(self.cores)))
@@ -355,3 +358,18 @@ def _hush() -> None:
     if stop is not None and subscriber is not None:
         stop.set()
         subscriber.close()
+
+
+def _end_idle(*, logs: bool) -> None:
+    """End those of Ray's own processes that a cluster of one program has no use for: 150 MB.
+
+    They scale clusters, answer requests for jobs and, unless `logs` are wanted, read log files. Ray
+    has no switch for them. Where its internals have moved, they stay.
+    """
+    from ray._private import worker
+
+    node = getattr(worker, "_global_node", None)
+    for name in ("monitor", "dashboard", *([] if logs else ["log_monitor"])):
+        end = getattr(node, f"kill_{name}", None)
+        if end is not None:
+            end(check_alive=False)

@@ -2,7 +2,7 @@
 
 from rlinf.workers.roles.critic import CriticEngine, CriticStats
 from rlinf.workers.roles.episode import OUTCOMES, Episodes, EpisodeStats, Outcome
-from rlinf.workers.roles.inference import InferenceEngine
+from rlinf.workers.roles.inference import Compared, InferenceEngine
 from rlinf.workers.roles.residency import Residency
 from rlinf.workers.roles.reward import (
     STATUSES,
@@ -23,6 +23,7 @@ from rlinf.workers.roles.tool import Observation, Tool, ToolFailed
 from rlinf.workers.roles.trainer import PartialStats, StepStats, TrainerEngine
 
 __all__ = [
+    "Compared",
     "CriticEngine",
     "CriticStats",
     "EpisodeStats",

@@ -42,6 +42,7 @@ class ScoredGroup:
         status: uint8 [n], indexes into `STATUSES`.
         advantages: float32 [n], or [n, T] a token, or None: the trainer computes them.
         reference_logprobs: float32 [n, T] of a reference policy for a KL penalty, or None.
+        old_logprobs: float32 [n, T] of the trainer's policy before the step, or None.
     """
 
     group: Group
@@ -49,6 +50,7 @@ class ScoredGroup:
     status: npt.NDArray[np.uint8]
     advantages: npt.NDArray[np.float32] | None = None
     reference_logprobs: npt.NDArray[np.float32] | None = None
+    old_logprobs: npt.NDArray[np.float32] | None = None
 
     @classmethod
     def of(cls, group: Group, scores: Sequence[Score]) -> "ScoredGroup":

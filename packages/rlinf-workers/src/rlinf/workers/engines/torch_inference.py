@@ -1,4 +1,4 @@
-"""The embedded inference engine: what a policy that stays as it is thinks of the responses."""
+"""The embedded inference engine: how likely a policy thinks responses that it did not write."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,28 @@ from rlinf.workers.engines.policy_batch import runs
 from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.engines.sampling import token_logprobs
 from rlinf.workers.engines.trainer_config import TrainerConfig
+from rlinf.workers.roles.inference import Compared
 from rlinf.workers.roles.reward import ScoredGroup
 from rlinf.workers.roles.rollout import FloatArray
 
-__all__ = ["TorchReference"]
+__all__ = ["TorchInference"]
 
 
-class TorchReference(Served):
+class TorchInference(Served):
     """An `InferenceEngine` on one device: batches, precision and log-probs are the trainer's.
 
-    Not thread-safe. Of `config` it takes the bounds of micro-batches and `autocast`.
+    Not thread-safe. Of `config` it takes the bounds of micro-batches and `autocast`; `fills` says
+    what its log-probs are.
     """
 
-    def __init__(self, model: nn.Module, config: TrainerConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainerConfig | None = None,
+        fills: Compared = "reference_logprobs",
+    ) -> None:
         self._config = config or TrainerConfig()
+        self._fills: Compared = fills
         self._model = model.requires_grad_(False)
         self._backbone = backbone_of(model)
         weight: Tensor = model.get_output_embeddings().weight  # type: ignore[operator]
@@ -61,7 +69,10 @@ class TorchReference(Served):
             ends = np.cumsum([len(k) for k in kept])
             for block, k, own in zip(wide, kept, np.split(spread, ends[:-1]), strict=True):
                 block[k] = own[:, : block.shape[1]]
-        return [replace(g, reference_logprobs=block) for g, block in zip(run, wide, strict=True)]
+        pairs = zip(run, wide, strict=True)
+        if self._fills == "old_logprobs":
+            return [replace(group, old_logprobs=block) for group, block in pairs]
+        return [replace(group, reference_logprobs=block) for group, block in pairs]
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Its parameters (not copies): a run that goes on is held to the same policy."""

@@ -1,7 +1,7 @@
 """Channel: the door. A named queue between producers and consumers in any process on any host."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -14,7 +14,7 @@ from rlinf.channel.dead import DeadLetter
 from rlinf.channel.devices import Packer, open_cargo
 from rlinf.channel.errors import InvalidConfig, ItemsLost
 from rlinf.channel.inbox import Inbox
-from rlinf.channel.link import Link, ask
+from rlinf.channel.link import Link, Reply, answered, send
 from rlinf.channel.outbox import Outbox
 from rlinf.channel.producer import Producer
 from rlinf.channel.reunion import Reunion
@@ -82,8 +82,23 @@ class Channel(Producer, Consumer):
             PolicyUnknown: The server has no policy `config.type`.
             ServerLost: The server cannot be reached.
         """
+        [channel] = cls.create_all([name], endpoint, config, server=server, capacity=capacity)
+        return channel
+
+    @classmethod
+    def create_all(
+        cls,
+        names: Sequence[str],
+        endpoint: Endpoint,
+        config: ChannelConfig | None = None,
+        *,
+        server: str = SERVER,
+        capacity: float = 1.0,
+    ) -> "tuple[Channel, ...]":
+        """Create several channels alike, in the time that one takes; see `create`."""
         fields = None if config is None else asdict(config)
-        return cls._reach(name, endpoint, server, capacity, "create", fields)
+        places = [(name, server) for name in names]
+        return cls._reach(places, endpoint, capacity, "create", fields)
 
     @classmethod
     def connect(
@@ -95,22 +110,54 @@ class Channel(Producer, Consumer):
             ChannelUnknown: There is none of this name on the server.
             ServerLost: The server cannot be reached.
         """
-        return cls._reach(name, endpoint, server, capacity, "connect")
+        [channel] = cls._reach([(name, server)], endpoint, capacity, "connect")
+        return channel
+
+    @classmethod
+    def connect_all(
+        cls, refs: Sequence[ChannelRef], endpoint: Endpoint, *, capacity: float = 1.0
+    ) -> "tuple[Channel, ...]":
+        """Connect to several channels, in the time that one takes; see `connect`."""
+        places = [(ref.name, ref.server) for ref in refs]
+        return cls._reach(places, endpoint, capacity, "connect")
 
     @classmethod
     def _reach(
         cls,
-        name: str,
+        places: Sequence[tuple[str, str]],
         endpoint: Endpoint,
-        server: str,
         capacity: float,
         operation: str,
         *fields: object,
-    ) -> "Channel":
+    ) -> "tuple[Channel, ...]":
+        """The channels of these names and servers, which are asked at the same time."""
         if not capacity > 0:
             raise InvalidConfig(f"capacity of a consumer must be above 0, not {capacity!r}")
-        number = session_of(endpoint).number()
-        values, *welcome = ask(endpoint, server, operation, name, number, 0, *fields, capacity)
+        numbers = [session_of(endpoint).number() for _ in places]
+        asked = [
+            send(endpoint, server, operation, name, number, 0, *fields, capacity)
+            for (name, server), number in zip(places, numbers, strict=True)
+        ]
+        answers = [
+            answered(endpoint, handle, server, operation, name)
+            for (name, server), handle in zip(places, asked, strict=True)
+        ]
+        return tuple(
+            cls._reached(endpoint, name, server, number, capacity, answer)
+            for (name, server), number, answer in zip(places, numbers, answers, strict=True)
+        )
+
+    @classmethod
+    def _reached(
+        cls,
+        endpoint: Endpoint,
+        name: str,
+        server: str,
+        number: int,
+        capacity: float,
+        answer: Reply,
+    ) -> "Channel":
+        values, *welcome = answer
         assert isinstance(values, dict)
         config = ChannelConfig.from_dict(values)
 

@@ -160,6 +160,13 @@ def send(endpoint: Endpoint, server: str, operation: str, *fields: object) -> Ha
 def ask(endpoint: Endpoint, server: str, operation: str, channel: str, *fields: object) -> Reply:
     """One request and its reply, for those that have no `Link`."""
     handle = send(endpoint, server, operation, channel, *fields)
+    return answered(endpoint, handle, server, operation, channel)
+
+
+def answered(
+    endpoint: Endpoint, handle: Handle[Reply], server: str, operation: str, channel: str
+) -> Reply:
+    """Wait for the reply to a request of those that have no `Link`."""
     try:
         handle.wait(endpoint.config.connection_timeout_s)
     except CommTimeout as error:

@@ -272,6 +272,11 @@ class Endpoint:
         self._check()
         return empty(self._in.transports.values(), shape, dtype)
 
+    def handle(self, what: str) -> Handle[Any]:
+        """A handle for the caller to complete: whoever waits for it dispatches meanwhile."""
+        self._check()
+        return self._patience.handle(what)
+
     def add_sink(self, sink: Sink) -> None:
         """Tell this sink of every event from now on."""
         self._exchange.ledger.sinks.append(sink)

@@ -199,8 +199,8 @@ class Cluster:
 
     def channel(self, name: str, config: ChannelConfig | None = None) -> Channel:
         """Create a channel that lives until it is deleted or the cluster is closed."""
-        self.controller.started(CHANNELS).result()
-        return Channel.create(name, self.endpoint, config, server=CHANNELS)
+        [channel] = self._created([name], config)
+        return channel
 
     def channels(
         self, step: int, *names: str, config: ChannelConfig | None = None
@@ -213,9 +213,13 @@ class Cluster:
         """
         self.iterations.discard()
         fresh = self.iterations.fresh
-        made = tuple(self.channel(fresh(f"{name}.{step}"), config) for name in names)
+        made = self._created([fresh(f"{name}.{step}") for name in names], config)
         self.iterations.add(step, made)
         return made
+
+    def _created(self, names: Sequence[str], config: ChannelConfig | None) -> tuple[Channel, ...]:
+        self.controller.started(CHANNELS).result()
+        return Channel.create_all(names, self.endpoint, config, server=CHANNELS)
 
     def ring(self, step: int, *names: str, config: ChannelConfig | None = None) -> Ring:
         """Create channels that lead round, for stages of one iteration that feed one another.

@@ -17,6 +17,7 @@ from rlinf.channel import Channel, DeviceLock, Full, Lease, Standstill
 from rlinf.channel.lease import Commit
 from rlinf.workers.base import WorkerBase
 from rlinf.workers.inlet import Inlet, RingInlet
+from rlinf.workers.launch.threads import end_threads
 from rlinf.workers.messages import Call, Flow
 from rlinf.workers.records import ChunkRecord, StageReport
 from rlinf.workers.stages import Again, Stage, stages
@@ -96,8 +97,9 @@ class StageRunner:
     def _opened(self, call: Call, check: Callable[[], None]) -> "_Work":
         flow, mark, endpoint = call.flow, self._stages[call.method], self._worker.endpoint
         assert flow is not None
-        source = flow.input.open(endpoint)
-        target = flow.output.open(endpoint) if flow.output is not None else None
+        refs = [ref for ref in (flow.input, flow.output) if ref is not None]
+        source, *targets = Channel.connect_all(refs, endpoint)
+        target = targets[0] if targets else None
         # What comes round in a ring comes together; there is no end of it to wait for.
         full = not self._eager and (flow.heads or not flow.ring)
         size = self._sizes.get(call.method, self._chunk)
@@ -195,6 +197,7 @@ class StageRunner:
             finally:
                 before = time.monotonic()
                 self._worker.offload()
+                end_threads()
                 record.offload_s = time.monotonic() - before
 
 

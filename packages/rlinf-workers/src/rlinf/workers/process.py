@@ -1,28 +1,41 @@
 """What runs in a worker's process: the worker, its endpoint and the loop over its calls.
 
 The main thread constructs the worker, says hello to the controller, and then carries out calls one
-after another. The endpoint's dispatching thread queues them, and answers `Probe`, `Abort` and
-`Shutdown` itself, and calls of methods marked `at_once`, so a busy worker still answers.
+after another. The thread that dispatches for the endpoint queues them, and answers `Probe`,
+`Abort` and `Shutdown` itself, and calls of methods marked `at_once`: a busy worker still answers.
 """
 
+import contextlib
 import logging
 import os
-import queue
 import socket
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf.comm import CommConfig, CommError, Device, Endpoint, Event, Lost, Request, WorkerId
+from rlinf.comm import (
+    CommConfig,
+    CommError,
+    Device,
+    Endpoint,
+    Event,
+    Handle,
+    Lost,
+    Request,
+    WorkerId,
+)
+from rlinf.comm import Timeout as CommTimeout
 from rlinf.workers.base import Context, WorkerBase
 from rlinf.workers.errors import Aborted, CallError, StageError, StartError, WorkerError
 from rlinf.workers.flow import StageRunner
 from rlinf.workers.launch.affinity import pin
 from rlinf.workers.launch.base import Link
+from rlinf.workers.launch.threads import end_threads
 from rlinf.workers.messages import (
     CONTROLLER,
     SERVICE,
@@ -43,6 +56,8 @@ __all__ = ["WorkerProgram"]
 log = logging.getLogger(__name__)
 
 HELLO_S = 60.0
+IDLE_S = 600.0
+"""How often a worker that is not called looks again."""
 FRAMES = 6
 FRAMEWORK = {str(Path(__file__).with_name(name)) for name in ("process.py", "flow.py")}
 
@@ -91,8 +106,9 @@ class _Loop:
         self, program: WorkerProgram, endpoint: Endpoint, allowed: tuple[int, ...]
     ) -> None:
         self._program, self._endpoint, self._allowed = program, endpoint, allowed
-        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._inbox: deque[Request | None] = deque()
+        self._awaited: Handle[None] | None = None
         self._aborted: dict[int, str] = {}
         self._ending = ""
         self._worker: WorkerBase | None = None
@@ -107,7 +123,7 @@ class _Loop:
         if fault is not None:
             return
         while not self._ending:
-            request = self._inbox.get()
+            request = self._next()
             if request is not None:
                 self._execute(request)
         assert self._worker is not None
@@ -125,7 +141,7 @@ class _Loop:
             if is_at_once(self._program.cls, message.method):
                 self._execute(request)
             else:
-                self._inbox.put(request)
+                self._put(request)
             return
         if isinstance(message, Abort):
             with self._lock:
@@ -142,9 +158,26 @@ class _Loop:
 
     def _end(self, why: str) -> None:
         self._ending = why
-        self._inbox.put(None)
+        self._put(None)
+
+    def _put(self, request: Request | None) -> None:
+        with self._lock:
+            self._inbox.append(request)
+            awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            awaited.set_result(None)
 
     # -- on the main thread -----------------------------------------------------------------------
+
+    def _next(self) -> Request | None:
+        """The next call. Who waits for one reads the sockets: no other thread is in between."""
+        while True:
+            with self._lock:
+                if self._inbox:
+                    return self._inbox.popleft()
+                self._awaited = awaited = self._endpoint.handle("a call")
+            with contextlib.suppress(CommTimeout):
+                awaited.wait(IDLE_S)
 
     def _construct(self) -> StartError | None:
         program = self._program
@@ -184,6 +217,7 @@ class _Loop:
                     "%s.%s: its result was not sent: %s", self._program.id, call.method, error
                 )
         finally:
+            end_threads()
             with self._lock:
                 self._aborted.pop(call.number, None)
 

@@ -245,14 +245,16 @@ class WeightReceiver:
             rlinf.comm.CommError: The trainer could not be reached in time.
         """
         latest = self._changed(str(trainer), version, timeout)
-        self._check(latest, str(trainer))
+        arrived = self._check(latest, str(trainer))
         tensors = _put_together(latest, str(trainer))
         known = self._tensors if self._marks else {}
         # Until all of it is known to be served, nothing is: after a failure all is sent again.
         self._marks, self._tensors = {}, {}
         self._target.load_state(tensors, latest.version)
         self._check_served(tensors, latest.version)
-        self._marks, self._tensors = latest.marks, {**known, **marks_of(tensors)}
+        cut = {n: tensor for n, tensor in tensors.items() if n not in arrived}
+        whole = {n: mark for n, mark in arrived.items() if n in tensors}
+        self._marks, self._tensors = latest.marks, {**known, **whole, **marks_of(cut)}
         mark, marks = self.fingerprint, self._tensors
         return replace(latest, fingerprint=mark, marks=marks, state=tensors)
 
@@ -295,8 +297,11 @@ class WeightReceiver:
                 raise WeightsCorrupt(f"{rank} answered {type(answer).__name__} in place of weights")
         return answers
 
-    def _check(self, latest: Published, trainer: str) -> None:
-        """What arrived is what was published, and with what is here it is the whole version."""
+    def _check(self, latest: Published, trainer: str) -> dict[str, str]:
+        """What arrived is what was published, and with what is here it is the whole version.
+
+        Returns the marks of what arrived.
+        """
         arrived = marks_of({n: _values(part) for n, part in latest.state.items()})
         found = combined({n: arrived.get(n, self._marks.get(n, "")) for n in latest.marks})
         if found != latest.fingerprint:
@@ -307,6 +312,7 @@ class WeightReceiver:
                 expected=latest.fingerprint,
                 found=found,
             )
+        return arrived
 
     def _check_served(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """The engine serves what it was given, in its own dtype."""

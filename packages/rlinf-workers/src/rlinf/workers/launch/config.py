@@ -40,13 +40,8 @@ def keep_freed_memory() -> None:
 
 
 def limit_threads(threads: int) -> None:
-    """Bound the compute threads of libraries which this process has not imported yet.
-
-    Threads that wait for one another sleep instead of spinning. Spinning is some 15 % faster where
-    each has a core to itself, but falls to a tenth and less where another process wants one too.
-    """
+    """Bound the compute threads of libraries which this process has not imported yet."""
     os.environ.update(worker_environment(threads))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @contextmanager

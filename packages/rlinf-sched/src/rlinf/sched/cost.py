@@ -92,6 +92,7 @@ class CostModel:
         self._tables: dict[tuple[int, str], dict[float, TimeTable]] = {}
         self._sizes: dict[tuple[int, int], Floats] = {}
         self._options: dict[tuple[int, int, int], Options] = {}
+        self._leaves: dict[tuple[object, ...], float] = {}
         self._on = [self._moving(i, "onload_s") for i in range(count)]
         self._off = [self._moving(i, "offload_s") for i in range(count)]
         self.switching = any(self._on) or any(self._off)
@@ -114,6 +115,12 @@ class CostModel:
         Args:
             beside: components that idle in the memory of its devices meanwhile.
         """
+        key = (leaf.component, leaf.devices, leaf.device_type, leaf.cores, items, beside)
+        if key not in self._leaves:
+            self._leaves[key] = self._leaf_seconds(leaf, items, beside)
+        return self._leaves[key]
+
+    def _leaf_seconds(self, leaf: Leaf, items: float, beside: int) -> float:
         entry = self.profile[leaf.component]
         size = np.array([leaf.devices], float)
         idle = sum(self.profile[n].resident_bytes for i in bits(beside) for n in self.parts_of(i))

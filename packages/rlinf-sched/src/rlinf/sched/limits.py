@@ -1,12 +1,13 @@
 """Raising a limit until there is a plan within it: plans, and what none can beat."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from rlinf.sched.cost import CostModel
+from rlinf.sched.evaluate import evaluate
 from rlinf.sched.layout import Layout
 from rlinf.sched.packing import Packing
 from rlinf.sched.polish import polish
@@ -26,23 +27,27 @@ CLOSE = 1.0195
 """A plan so close to the bound ends the search; once one is known, the limit to rule out is so far
 below it."""
 
-ALIKE = (100, 50, 25, 12, 6)
+ALIKE = (175, 90, 45, 32, 22, 11)
 """Ticks by which labels may differ that become one: coarse at first, finer while plans are not
 close to the bound."""
 
-WORK = 1.2e8, 2e7
-"""Work of all trials together: for workflows that are no chain, of LARGE components and more; for
-others."""
+WORK = 8e7, 2e7
+"""Work of all trials together: for workflows that are no chain; for chains."""
 
 GROWTH = 1.2
 """A trial is likely to take so much more work than the one before; with less left, none begins."""
 
-LARGE = 8
+DEAR = 3e6
+"""After a trial of so much work without a plan, one is looked for elsewhere: it may do."""
 
 REGROWN = 3
 """Labels whose plans are laid out in time, those that end first."""
 
 ROUNDING = 1 - 1e-9
+
+
+Found = tuple[float, Tree | None]
+"""Seconds of a plan, and the plan; None: there is none."""
 
 
 class Raised(NamedTuple):
@@ -58,17 +63,22 @@ class Raised(NamedTuple):
 
 
 def raised(
-    model: CostModel, packing: Packing, low: float, micro_batches: Sequence[int] = ()
+    model: CostModel,
+    packing: Packing,
+    low: float,
+    micro_batches: Sequence[int] = (),
+    other: Callable[[], Tree | None] | None = None,
 ) -> Raised:
     """Raise a lower bound as far as it goes.
 
     Args:
         low: seconds that no plan can beat.
         micro_batches: the only numbers allowed beside 1; empty: powers of two.
+        other: finds a plan in another way; asked once, where trials that found none get dear.
     """
     layout = Layout.of(model, packing, micro_batches)
-    found: tuple[float, Tree | None] = np.inf, None
-    left = WORK[model.chain or len(model.names) < LARGE]
+    found: Found = np.inf, None
+    left = WORK[model.chain]
     likely, step, finer = 0.0, FIRST, list(ALIKE)
     while finer and found[0] > low * CLOSE and likely <= left:
         limit = max(low * FIRST, min(low * step, found[0] / CLOSE))
@@ -82,10 +92,16 @@ def raised(
         low = max(low, min(trial.limit, least) * ROUNDING)
         if np.isinf(least):
             step = _step(trial)
-            continue
-        found = min(found, regrown(model, trial, micro_batches), key=lambda one: one[0])
-        finer.pop(0)
+        else:
+            found = min(found, regrown(model, trial, micro_batches), key=lambda one: one[0])
+            finer.pop(0)
+        if other is not None and trial.work > DEAR and found[1] is None:
+            found, other = _timed(model, other()), None
     return Raised(low, found[1])
+
+
+def _timed(model: CostModel, tree: Tree | None) -> Found:
+    return (np.inf, None) if tree is None else (evaluate(tree, model).seconds, tree)
 
 
 def _step(trial: Trial) -> float:
@@ -94,9 +110,7 @@ def _step(trial: Trial) -> float:
     return next(step for work, step in STEPS if trial.work <= work)
 
 
-def regrown(
-    model: CostModel, trial: Trial, micro_batches: Sequence[int] = ()
-) -> tuple[float, Tree | None]:
+def regrown(model: CostModel, trial: Trial, micro_batches: Sequence[int] = ()) -> Found:
     """The best plan of those of the least labels, with any number of micro-batches; its seconds.
 
     None where all need more than the devices there are.
@@ -105,13 +119,11 @@ def regrown(
         return np.inf, None
     layout = trial.layout
     last = len(layout.sets) - 1
-    found: tuple[float, Tree | None] = np.inf, None
+    trees: list[Tree] = []
     for row in np.argsort(trial.rows[last].ends)[:REGROWN]:
-        ways = 0, *layout.numbers
-        trees = [Regrowth(model, trial, parts).tree(last, int(row)) for parts in ways]
-        if max(width(trees[0]).values()) <= model.machine.counts[0]:
-            found = min(found, polish(trees, model, micro_batches), key=lambda one: one[0])
-    return found
+        grown = [Regrowth(model, trial, k).tree(last, int(row)) for k in (0, *layout.numbers)]
+        trees += grown if max(width(grown[0]).values()) <= model.machine.counts[0] else []
+    return polish(trees, model, micro_batches) if trees else (np.inf, None)
 
 
 class Regrowth:

@@ -69,17 +69,23 @@ def search_model(model: CostModel, config: SearchConfig, staleness: int = 0) -> 
     narrow = len(model.names) > config.exact_components + model.chain
     packing = pack(model, config.micro_batches) if narrow else None
     least = lower_bound(model, packing, config.micro_batches) if narrow else 0.0
-    planned: list[tuple[Tree, float]] = []
+
+    def searched() -> tuple[Tree | None, float]:
+        found = candidates(model, config, packing, staleness)
+        if not found or staleness or config.kind or (model.chain and not found[0][1]):
+            return found[0] if found else (None, np.inf)
+        _, tree = polish([tree for tree, _ in found], model, config.micro_batches)
+        return tree, found[0][1]
+
+    tree, bound = None, np.inf
     if packing is not None and not staleness and np.isfinite(least):
-        least, tree = raised(model, packing, least, config.micro_batches)
-        planned = [] if tree is None or config.kind else [(tree, np.inf)]
-    found = planned or candidates(model, config, packing, staleness)
-    if not found:
+        other = None if config.kind else lambda: searched()[0]
+        least, tree = raised(model, packing, least, config.micro_batches, other)
+    if tree is None or config.kind:
+        tree, bound = searched()
+    if tree is None:
         raise model.explain_infeasible()
-    tree, bound = found[0]
     seconds = evaluate(tree, model, staleness).seconds
-    if not staleness and (not model.chain or bound) and not config.kind:
-        seconds, tree = polish([t for t, _ in found], model, config.micro_batches)
     if bound and least:
         bound = min(bound, max(0.0, seconds / least - 1))
     used = staleness if isinstance(tree, Parallel) else 0

@@ -1,5 +1,6 @@
 """Labels of the sets of a trial: keeping them, and keeping few of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,12 @@ BLOCK = 32
 
 AT_ONCE = 8
 """After so many numbers, labels which none of the block may stand for are left out."""
+
+SMALL = 1 << 17
+"""Up to so many numbers are compared in one go."""
+
+LATER = ~np.tri(BLOCK, dtype=np.bool_)
+"""Whether a point of a block comes before another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,54 +72,75 @@ class Pool:
         return Rows(base, used[order], labels[order, 0].astype(np.int64), back[order], until)
 
 
-def cover(used: Counts, labels: Ticks, alike: int) -> tuple[Counts, Ticks, int]:
+def cover(
+    used: Counts, labels: Ticks, alike: int, spend: Callable[[int], None]
+) -> tuple[Counts, Ticks]:
     """Few labels, at least one of which is as good as each of all those.
 
     A label goes where another one on no more devices is in nothing later by more than ``alike``
     ticks. The other is then lowered to the lesser of both in everything.
 
+    Args:
+        spend: told how many numbers are compared; what it raises ends the search.
+
     Returns:
-        the rows that stay, their labels, and how many numbers were compared.
+        the rows that stay, and their labels.
     """
     order = np.argsort(np.maximum(labels, 0).sum(axis=1, dtype=np.int64), kind="stable")
     columns = np.concatenate([used[order][None].astype(np.int16), labels[order].T])
-    lowered, at, compared = columns[1:].copy(), 0, 0
-    while at < columns.shape[1]:
-        top, rest = columns[:, at : at + BLOCK], columns[:, at:]
-        compared += top.shape[1] * rest.size
-        by = _replaced(top, rest, alike)
-        gone = np.flatnonzero(by >= 0)
+    lowered = columns[1:]
+    rows, least = [order[:0]], [lowered[:, :0]]
+    while len(order):
+        top = min(BLOCK, len(order))
+        spend(top * columns.size)
+        by = _replaced(columns, top, alike)
+        at, staying = np.argsort(by, kind="stable"), int(np.count_nonzero(by < 0))
+        stay, gone = at[:staying], at[staying:]
         if len(gone):
-            gone = gone[np.argsort(by[gone], kind="stable")]
-            heirs, starts = np.unique(by[gone], return_index=True)
-            least = np.minimum.reduceat(lowered[:, at + gone], starts, axis=1)
-            lowered[:, at + heirs] = np.minimum(lowered[:, at + heirs], least)
-        stay = np.r_[np.arange(at), at + np.flatnonzero(by < 0)]
-        at += int((by[: top.shape[1]] < 0).sum())
-        columns, lowered, order = columns[:, stay], lowered[:, stay], order[stay]
-    return order, np.ascontiguousarray(lowered.T), compared
+            heirs = by[gone]
+            (starts,) = np.concatenate([heirs[:1] >= 0, heirs[1:] != heirs[:-1]]).nonzero()
+            heirs = heirs[starts]
+            lower = np.minimum.reduceat(lowered.take(gone, axis=1), starts, axis=1)
+            lowered[:, heirs] = np.minimum(lowered[:, heirs], lower)
+        done = int(stay.searchsorted(top))
+        rows.append(order[stay[:done]])
+        least.append(lowered.take(stay[:done], axis=1))
+        stay = stay[done:]
+        order, columns = order[stay], columns.take(stay, axis=1)
+        lowered = lowered.take(stay, axis=1)
+    return np.concatenate(rows), np.ascontiguousarray(np.concatenate(least, axis=1).T)
 
 
-def _replaced(top: Ticks, rest: Ticks, alike: int) -> Counts:
-    """Which of the points ``top`` stands for each of ``rest``, which begins with them, or -1.
+def _replaced(columns: Ticks, top: int, alike: int) -> Counts:
+    """Which of the first ``top`` points stands for each of all points, or -1.
 
-    Within ``top`` only such points stand for others for which none stands, so that nothing is
-    lowered twice. Shapes (dimensions, points); the first dimension allows for no tolerance.
+    Of the first ones only such stand for others for which none stands, so that nothing is lowered
+    twice. Shape (dimensions, points); the first dimension allows for no tolerance.
     """
-    count, found = top.shape[1], np.full(rest.shape[1], -1)
-    beats, which = top[0][:, None] <= rest[0], np.arange(len(found))
-    top, rest = top[1:], rest[1:] + np.int16(alike)
-    for low in range(0, len(top), AT_ONCE):
-        better = np.empty_like(beats)
-        for one, other in zip(top[low:][:AT_ONCE], rest[low:][:AT_ONCE], strict=True):
-            np.less_equal(one[:, None], other, out=better)
-            beats &= better
-        # A point is within reach of itself: those of top all stay, and stay first.
-        some = np.flatnonzero(beats.any(axis=0))
-        beats, rest, which = beats[:, some], rest[:, some], which[some]
-    beats[:, :count] &= ~np.tri(count, dtype=bool)
-    first = ~beats[:, :count].any(axis=0)
-    beats[~first, :count] = False
-    beats[beats[:, :count].any(axis=0)] = False
+    first, rest = columns[1:, :top], columns[1:] + np.int16(alike)
+    beats, which = columns[0, :top, None] <= columns[0], np.arange(columns.shape[1])
+    step = AT_ONCE if top * columns.size > SMALL else len(first)
+    for low in range(0, len(first), step):
+        _compare(first[low : low + step], rest[low : low + step], beats)
+        if step < len(first):
+            # A point is within reach of itself: the first ones all stay, and stay first.
+            some = np.flatnonzero(beats.any(axis=0))
+            beats, rest, which = beats[:, some], rest.take(some, axis=1), which[some]
+    beats[:, :top] &= LATER[:top, :top]
+    free = ~beats[:, :top].any(axis=0)
+    beats[~free, :top] = False
+    beats[beats[:, :top].any(axis=0)] = False
+    found = np.full(columns.shape[1], -1)
     found[which] = np.where(beats.any(axis=0), beats.argmax(axis=0), -1)
     return found
+
+
+def _compare(first: Ticks, rest: Ticks, beats: npt.NDArray[np.bool_]) -> None:
+    """Leave in ``beats`` only the pairs of which the first is at most the other in everything."""
+    if len(first) * beats.size <= SMALL:
+        beats &= (first[:, :, None] <= rest[:, None, :]).all(axis=0)
+        return
+    better = np.empty_like(beats)
+    for one, other in zip(first, rest, strict=True):
+        np.less_equal(one[:, None], other, out=better)
+        beats &= better

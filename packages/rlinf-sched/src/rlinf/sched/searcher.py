@@ -22,7 +22,7 @@ from rlinf.sched.pairing import in_turn, side_by_side
 SLACK = 1 + 1e-9
 
 FEW = 4
-"""About so many numbers of micro-batches are tried with narrow fronts; half as many from MANY."""
+"""About so many numbers of micro-batches are tried with narrow fronts; fewer from MANY on."""
 
 MANY = 8
 """Components from which on a workflow is large."""
@@ -73,12 +73,13 @@ class Searcher:
     bound: float = 0.0
     _fronts: dict[tuple[Task, bool], Front] = field(default_factory=dict)
     _cuts: dict[int, Sequence[Cut]] = field(default_factory=dict)
+    _numbers: Sequence[int] | None = None
 
     def best(self) -> Front:
         """The quickest plans of the whole workflow within all resources, at most one a use."""
         everything = (1 << len(self.model.names)) - 1
         if self.model.chain and len(self.model.machine.counts) == 1:
-            self.bounds = ChainBounds(self.model, tuple(self._micro_batches(everything)))
+            self.bounds = ChainBounds(self.model, self._micro_batches())
         return self.front(Task(everything, top=True))
 
     def front(self, task: Task, blocks: bool = False) -> Front:
@@ -164,7 +165,7 @@ class Searcher:
             if alone:
                 self._tighten(task, found)
                 found += [] if self.model.chain else self._independent(task)
-                for parts in self._micro_batches(task.members):
+                for parts in self._micro_batches():
                     found += self._piped(replace(task, parts=parts))
                     found += self._crossed(replace(task, parts=parts))
             else:
@@ -288,25 +289,27 @@ class Searcher:
             for front in crossing.crossed(self.model, cut, single, self._budget(task)):
                 yield self._kept(front, task)
 
-    def _micro_batches(self, members: int) -> Iterator[int]:
-        batch = self.model.batch
-        wanted = self.config.micro_batches or tuple(
-            2**k for k in range(1, batch.bit_length()) if 2**k <= min(batch, FINEST)
-        )
-        least = 1 if self.model.switching else 2
-        found = sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
-        if self.narrow:
-            found = self._likely(found)
-        elif self.sizes:
-            found = found[:: max(1, len(found) // FEW)]
-        yield from found
+    def _micro_batches(self) -> Sequence[int]:
+        """The numbers that are tried, the largest first."""
+        if self._numbers is None:
+            batch = self.model.batch
+            wanted = self.config.micro_batches or tuple(
+                2**k for k in range(1, batch.bit_length()) if 2**k <= min(batch, FINEST)
+            )
+            least = 1 if self.model.switching else 2
+            found = sorted({m for m in (1, *wanted) if least <= m <= batch}, reverse=True)
+            if self.narrow:
+                found = self._likely(found)
+            elif self.sizes:
+                found = found[:: max(1, len(found) // FEW)]
+            self._numbers = found
+        return self._numbers
 
     def _likely(self, micro_batches: list[int]) -> list[int]:
-        """A few numbers of micro-batches around the one that fills quickest at least overhead."""
-        model = self.model
-        few = FEW if len(model.names) < MANY else FEW // 2
+        """A few numbers of micro-batches; with a guide, the quickest to fill and run."""
+        model, large = self.model, len(self.model.names) >= MANY
         if self.guide is None:
-            step = max(1, len(micro_batches) // few)
+            step = max(1, len(micro_batches) // (FEW // 2 if large else FEW))
             return micro_batches[step // 2 :: step]
 
         def guess(parts: int) -> float:
@@ -314,7 +317,7 @@ class Searcher:
             times = [model.options(i, parts).seconds.min(initial=0.0) for i in whole]
             return float(sum(times)) * (parts + max(model.depth) + 1)
 
-        return sorted(sorted(micro_batches, key=guess)[:few], reverse=True)
+        return sorted(sorted(micro_batches, key=guess)[: 1 if large else FEW], reverse=True)
 
     def slack(self) -> float:
         """Plans up to this factor above the best so far are kept."""

@@ -32,7 +32,7 @@ from rlinf.sched.machine import Counts
 from rlinf.sched.pairing import ragged
 from rlinf.sched.rows import NEVER, Pool, Rows, Ticks, cover
 
-TICKS = 4000
+TICKS = 7000
 """Ticks in a limit."""
 
 SLACK = 1 + 1e-9
@@ -168,6 +168,9 @@ class Trial:
         if self.work > self.budget:
             raise TooManyError
 
+    def _spend_comparing(self, numbers: int) -> None:
+        self._spend(numbers / COMPARING)
+
     # Labels
 
     def _single(self, k: int, most: Counts) -> None:
@@ -186,12 +189,11 @@ class Trial:
         labels[:, 2::2, 2::2] = last[:, None, None]
         labels[:, 2::2, 1::2] = np.where(once, run, NEVER)[:, None, None]
         back = np.stack([np.zeros_like(keep), ways.option[keep], keep], axis=1)
-        self._store(k, ways.used[keep], labels.reshape(len(keep), -1), back, 0)
+        self._store(k, ways.used[keep], labels.reshape(len(keep), -1), back, self.alike // 2)
 
     def _store(self, k: int, used: Counts, labels: Ticks, back: Counts, alike: int) -> None:
         if len(used):
-            keep, lowered, compared = cover(used, labels, alike)
-            self._spend(compared / COMPARING)
+            keep, lowered = cover(used, labels, alike, self._spend_comparing)
             self.rows[k] = self._pool.add(self.layout.units, used[keep], lowered, back[keep])
 
     def _composed(self, k: int, most: Counts) -> None:
@@ -203,11 +205,12 @@ class Trial:
             return
         alive = alive[has]
         joint = Joint(layout, k, cuts[has])
+        sides = self._gathered(joint.cuts[:, 0]), self._gathered(joint.cuts[:, 1])
         switch = np.floor(layout.switches[k][alive] / self.tick).astype(np.int64)
         found = []
         for in_turn in (True, False):
             links = joint.in_turn() if in_turn else joint.beside()
-            for pairs in self._meeting(joint, most, switch if in_turn else None):
+            for pairs in self._meeting(sides, most, switch if in_turn else None):
                 offsets = self._offsets(joint, pairs)
                 if not in_turn:
                     waited = joint.waits(self._pool.ticks, pairs.cut, offsets, links)
@@ -233,9 +236,11 @@ class Trial:
             found.append(base[pairs.cut] + rows * joint.sizes[part][pairs.cut])
         return found[0], found[1]
 
-    def _meeting(self, joint: Joint, most: Counts, switch: Counts | None) -> Iterator[Pairs]:
+    def _meeting(
+        self, sides: "tuple[Side, Side]", most: Counts, switch: Counts | None
+    ) -> Iterator[Pairs]:
         """Pairs of labels of all cuts that may end early enough."""
-        one, other = (self._gathered(joint.cuts[:, part]) for part in (0, 1))
+        one, other = sides
         units = self.layout.units
         room = units if switch is not None else units - one.used
         counts = other.until[one.cut, room + 1]

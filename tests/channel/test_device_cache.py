@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,7 +142,10 @@ def test_the_channel_keeps_the_device_within_its_ratio(
         consumer.ack()
         left = 29 - number
         eventually(lambda left=left: len(cache) <= left)
+        fetched = threading.Event()
         session_of(here).soon(cache.fetch)
+        session_of(here).soon(fetched.set)
+        assert fetched.wait(10.0), "the consumer works meanwhile"
     assert cache.hit_rate >= 0.95
     assert not list((tmp_path / "cache").iterdir())
 

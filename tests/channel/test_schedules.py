@@ -17,17 +17,20 @@ from rlinf.channel.intake import Intake
 from rlinf.channel.journal import ChannelState
 from rlinf.channel.lane import Lanes
 from rlinf.channel.lock_core import LockCore
+from rlinf.channel.residents import Residents
 from rlinf.channel.simulation.world import World
 from rlinf.channel.spans import RunMap, Spans
 from rlinf.channel.testing import Violation, check_channel, check_lock
 
-SMALL, LARGE, LOCKS = 1000, 60, 400
+SHORT, SMALL, LARGE, LOCKS = 2000, 1000, 60, 400
 BLOCKS = 4
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_channel_schedule_loses_repeats_reorders_or_hangs(block: int) -> None:
     seen: Counter[str] = Counter()
+    for seed in range(block, SHORT, BLOCKS):
+        check_channel(seed, size=0)
     for seed in range(block, SMALL, BLOCKS):
         seen.update(check_channel(seed))
     for seed in range(block, LARGE, BLOCKS):
@@ -51,12 +54,16 @@ def test_no_lock_schedule_grants_twice_or_hangs() -> None:
     for seed in range(LOCKS):
         seen.update(check_lock(seed))
     assert min(seen["granted"], seen["denied"], seen["ended"], seen["restarts"]) > LOCKS / 4
+    assert seen["stayed"] > LOCKS / 8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_many_more_schedules(size: int) -> None:
-    for seed in range(SMALL, SMALL + 12000 // size**2):
+@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("size", [0, 1, 2, 3])
+def test_many_more_schedules(size: int, block: int) -> None:
+    """Each within the limit for a test though the machine is busy with others."""
+    count = 2000 // max(1, size) ** 2
+    for seed in range(SHORT + block * count, SHORT + (block + 1) * count):
         check_channel(seed, size)
         check_lock(seed)
 
@@ -222,8 +229,29 @@ def test_the_schedules_find_a_fault_in_the_channel(
     with pytest.raises(Violation) as caught:
         for seed in range(SMALL):
             check_channel(seed, size=1 + seed % 2)
-    story = str(caught.value).splitlines()
+    _tells_a_short_story(caught.value)
+
+
+def _tells_a_short_story(violation: Violation) -> None:
+    story = str(violation).splitlines()
     assert story[0].startswith("check_channel(") and 1 < len(story) < 60, "a short story"
+
+
+NEED_MORE = {forget_bounds, wait_in_vain, give_up_early}
+"""Where an item or two and one trouble are not enough."""
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f in CHANNEL_FAULTS if f not in NEED_MORE], ids=lambda fault: fault.__name__
+)
+def test_the_shortest_schedules_find_most_faults(
+    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault(monkeypatch)
+    with pytest.raises(Violation) as caught:
+        for seed in range(SHORT):
+            check_channel(seed, size=0)
+    _tells_a_short_story(caught.value)
 
 
 def grant_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +270,22 @@ def hold_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LockCore, "_end", lambda self, grants, *, expired: [])
 
 
+def crowd_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who stays on a device is asked to leave it."""
+    monkeypatch.setattr(Residents, "in_the_way", lambda self, *_: [])
+
+
+def believe_old_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says that it has left is taken to have left for good, though it has been back since."""
+    monkeypatch.setattr(
+        Residents, "leave", lambda self, token: self._known.clear() or self._asked.clear()
+    )
+
+
 @pytest.mark.parametrize(
-    "fault", [grant_twice, take_by_parts, hold_for_ever], ids=lambda fault: fault.__name__
+    "fault",
+    [grant_twice, take_by_parts, hold_for_ever, crowd_in, believe_old_news],
+    ids=lambda fault: fault.__name__,
 )
 def test_the_schedules_find_a_fault_in_the_lock(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

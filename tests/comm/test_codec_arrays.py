@@ -394,3 +394,35 @@ def test_a_header_of_more_than_protobuf_takes_is_refused_with_the_cure():
     for size in (2**31, 2**32, 2**32 + 1):
         with pytest.raises(CodecError, match="in an array"):
             check_size(size)
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "reversed"])
+def test_a_large_array_known_by_its_header_is_like_the_first(layout):
+    whole = np.arange(1 << 16, dtype=np.int32).reshape(256, 256)
+    array = {"C": whole, "F": np.asfortranarray(whole), "strided": np.repeat(whole, 2, 1)[:, ::2],
+             "reversed": np.flip(np.flip(whole))}[layout]  # fmt: skip
+    first, second = (split(array) for _ in range(2))
+    assert first.header == second.header
+    assert bytes(first.buffers[0]) == bytes(second.buffers[0])
+    for packed in (first, second):
+        again = join(packed.header, [bytearray(packed.buffers[0])])
+        assert np.array_equal(again, whole)
+        assert again.flags.writeable
+        assert not join(packed.header, [bytes(packed.buffers[0])]).flags.writeable
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, (1 << 18) + 1])
+def test_a_header_that_is_known_does_not_excuse_a_buffer_of_another_size(size):
+    header, _ = split(np.zeros(1 << 16, np.int32))
+    with pytest.raises(CodecError):
+        join(header, [bytearray(size)])
+    with pytest.raises(CodecError):
+        join(header, [bytearray(1 << 18)] * 2)
+
+
+def test_large_arrays_of_one_size_keep_their_dtypes_apart():
+    for dtype in ("<i4", ">i4", "<f4", "<u4", "S4", "M8[s]"):
+        array = np.zeros((1 << 17) // np.dtype(dtype).itemsize * 2, dtype)
+        for _ in range(2):
+            again = round_trip(array)
+            assert (again.dtype, again.shape) == (array.dtype, array.shape)

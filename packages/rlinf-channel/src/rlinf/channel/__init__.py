@@ -29,7 +29,7 @@ from rlinf.channel.errors import (
 )
 from rlinf.channel.job import Job, announce, running_jobs
 from rlinf.channel.lease import Lease
-from rlinf.channel.lock import DeviceLock, Grant
+from rlinf.channel.lock import DeviceLock, Grant, Residency
 from rlinf.channel.policy import Choice, ConsumerLoad, ItemLoad, Policy
 from rlinf.channel.server import ChannelServer
 from rlinf.channel.statistics import (
@@ -72,6 +72,7 @@ __all__ = [
     "LockTimeout",
     "Policy",
     "PolicyUnknown",
+    "Residency",
     "ServerLost",
     "ServerStatistics",
     "SpoolConfig",

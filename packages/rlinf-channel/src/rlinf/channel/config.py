@@ -112,7 +112,7 @@ class ChannelConfig:
     name; then they raise `ServerLost`. 0: at once. A server that was closed is not waited for."""
     put_window_items: int = 8192
     """Items a producer may have on their way, not yet acknowledged; 0: each put waits."""
-    put_window_bytes: int | str = "8MB"
+    put_window_bytes: int | str = "32MB"
     """Bytes a producer may have on their way, not yet acknowledged."""
     prefetch_items: int = 8192
     """Most items one get may bring along for the next ones; 1 turns prefetching off."""

@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
+from rlinf.channel.config import parse_bytes
 from rlinf.channel.errors import (
     ChannelError,
     InvalidConfig,
@@ -39,6 +41,22 @@ class Grant:
     devices: frozenset[str]
 
 
+class Residency(Protocol):
+    """What can leave its devices and come back unchanged: a model with its optimiser, say."""
+
+    def onload(self) -> None:
+        """Bring everything onto the devices."""
+        ...
+
+    def offload(self) -> None:
+        """Free the devices. May come on another thread than `onload`, never beside it."""
+        ...
+
+    def resident_bytes(self) -> int:
+        """Bytes on each of the devices now."""
+        ...
+
+
 class DeviceLock:
     """Takes turns on a set of devices with every other worker that asks the same server.
 
@@ -50,10 +68,21 @@ class DeviceLock:
         endpoint: Whose worker asks.
         devices: Names such as ``"core:0"``; only equality counts.
         server: The worker that hosts the `ChannelServer`.
+        residency: Is brought onto the devices at the beginning of each block and leaves them at
+            its end.
+        room_bytes: What there is on each device, such as ``"80GB"``. With it the residency stays
+            where it is at the end of a block, and leaves when somebody is next who does not fit
+            beside it (one without a residency never does): those who fit together do not swap.
     """
 
     def __init__(
-        self, endpoint: Endpoint, devices: Iterable[str], *, server: str = "channel/0"
+        self,
+        endpoint: Endpoint,
+        devices: Iterable[str],
+        *,
+        server: str = "channel/0",
+        residency: Residency | None = None,
+        room_bytes: int | str = 0,
     ) -> None:
         self.devices = frozenset(devices)
         if not self.devices or isinstance(devices, str):
@@ -67,6 +96,13 @@ class DeviceLock:
         self._turn = threading.Lock()
         self._closed = threading.Event()
         self._token: int | None = None
+        self._residency = residency
+        self._room = parse_bytes(room_bytes)
+        self._needs = 0
+        """The most that the residency was seen to have; 0: not known yet."""
+        self._moving = threading.Lock()
+        self._stays: int | None = None
+        """The grant since whose end the residency is on the devices without one."""
         self._session.add(self._number, self)
 
     @contextmanager
@@ -92,12 +128,13 @@ class DeviceLock:
         try:
             left = None if limit is None else max(0.0, started + limit - time.monotonic())
             grant = self._acquire(order, left)
+            stays = 0
             try:
+                self._enter()
                 yield grant
+                stays = self._nbytes()
             finally:
-                with self._lock:
-                    self._token = None
-                lost = self._ask("release", grant.token)
+                lost = self._release(grant.token, stays)
             if lost:
                 raise LeaseLost(NAME, str(self._endpoint.id), 1)
         finally:
@@ -109,9 +146,45 @@ class DeviceLock:
         assert isinstance(state, LockStatistics)
         return state
 
+    def _enter(self) -> None:
+        with self._moving:
+            there = self._moved()
+            if self._residency is not None and not there:
+                self._residency.onload()
+
+    def _moved(self) -> bool:
+        """It does not stay any more; whether it did. Under `_moving`."""
+        there, self._stays = self._stays is not None, None
+        self._session.staying.pop(self._number, None)
+        return there
+
+    def _nbytes(self) -> int:
+        """What may stay on the devices, or 0."""
+        if self._residency is None or not self._room:
+            return 0
+        nbytes = self._residency.resident_bytes()
+        self._needs = max(self._needs, nbytes)
+        return nbytes if nbytes <= self._room else 0
+
+    def _release(self, token: int, stays: int) -> bool:
+        """Leave the devices or say how much stays there; whether the grant had ended before."""
+        with self._lock:
+            self._token = None
+        self._stays = token
+        self._session.staying[self._number] = self.leave
+        try:
+            if not stays:
+                self.leave(token)
+        finally:
+            lost = self._ask("release", token, stays)
+        if lost:
+            self.leave(token)  # nobody would ask it to
+        return lost
+
     def _acquire(self, order: tuple[int, ...], limit: float | None) -> Grant:
         def acquire(left: float | None) -> Reply:
-            reply = self._call("acquire", sorted(self.devices), tuple(order), left)
+            size = self._needs, self._room
+            reply = self._call("acquire", sorted(self.devices), tuple(order), left, *size)
             try:
                 return self._result(reply, "acquire", None if left is None else left + GRACE_S)
             except BaseException:
@@ -133,7 +206,7 @@ class DeviceLock:
         if reply.exception() is None:
             status, *fields = reply.result(0.0)
             if status == "ok":
-                self._call("release", fields[0])
+                self._call("release", fields[0], None)
 
     # What the session asks
 
@@ -149,10 +222,22 @@ class DeviceLock:
         """A lock holds no items."""
         return ()
 
+    def leave(self, token: int) -> None:
+        """Leave the devices, if it is since the end of this grant that the residency stays."""
+        with self._moving:
+            if self._stays == token:
+                self._moved()
+                if self._residency is not None:
+                    self._residency.offload()
+
     def server_lost(self, lost: Lost) -> None:
-        """One that was closed is not waited for; one that died may come back."""
+        """One that was closed is not waited for; one that died may come back, and does not know
+        who stays.
+        """
         if lost.clean:
             self._closed.set()
+        if (token := self._stays) is not None and self._room:
+            threading.Thread(target=self.leave, args=(token,), daemon=True).start()
 
     def _call(self, operation: str, *fields: object) -> Handle[Reply]:
         try:

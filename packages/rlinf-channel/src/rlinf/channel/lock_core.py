@@ -5,6 +5,8 @@
 - Among waiters whose sets overlap, the lowest order first (`(iteration, stage position)`, so
   upstream first); equal orders in the order of arrival. A waiter reserves its devices against
   everyone behind it, so a large set is not starved by small ones.
+- Whoever releases may stay on its devices (`Release.stays`) until somebody who does not fit beside
+  it is next: that one waits until it has left.
 - A grant is leased and carries a fencing token, larger than every token before it. It ends when
   it is released, when its holder's incarnation is lost, or when its lease runs out.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 
 from rlinf.channel.journal import Freed, Held, Record
 from rlinf.channel.messages import Cancel, ClientId, Gone, Refusal, Refused, Settled, Tick
+from rlinf.channel.residents import Resident, Residents
 from rlinf.channel.statistics import Holder, LockStatistics
 
 
@@ -31,6 +34,10 @@ class Acquire:
     devices: frozenset[str]
     order: tuple[int, ...]
     deadline: float | None = None
+    nbytes: int = 0
+    """What it will have on each of the devices; 0: not known, so nobody may stay beside it."""
+    room_bytes: int = 0
+    """What there is on each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,16 @@ class Release:
     """The holder of `token` is done; answered by `Settled` (lost: 1 if it no longer held it)."""
 
     request: int | None
+    token: int
+    stays: int | None = 0
+    """Bytes that it leaves on each of the devices, until it is asked to leave. None: the grant was
+    not used, and what was there before still is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vacated:
+    """Who stayed after this grant has left its devices, or is beyond asking."""
+
     token: int
 
 
@@ -67,16 +84,24 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Vacate:
+    """Ask who stayed after this grant to leave its devices; `Vacated` is the answer."""
+
+    token: int
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
 class Denied:
-    """The deadline came first: who held the devices, and who stood before this waiter."""
+    """The deadline came first: who held the devices or stayed there, and who stood before."""
 
     request: int
     holders: tuple[Holder, ...]
     ahead: tuple[Holder, ...]
 
 
-LockEvent = Acquire | Release | Keep | Gone | Cancel | Tick
-LockCommand = Granted | Denied | Settled | Refused | Ended
+LockEvent = Acquire | Release | Vacated | Keep | Gone | Cancel | Tick
+LockCommand = Granted | Denied | Settled | Refused | Ended | Vacate
 
 
 @dataclass(slots=True)
@@ -110,6 +135,7 @@ class LockCore:
         self._journal = journal
         self._grants: dict[int, _Grant] = {}
         self._waiters: dict[int, _Waiter] = {}
+        self._residents = Residents()
         self._tokens = first_token
         self._granted = 0
         self._arrivals = 0
@@ -118,6 +144,7 @@ class LockCore:
         self._handlers: dict[type, Callable[..., list[LockCommand]]] = {
             Acquire: self._on_acquire,
             Release: self._on_release,
+            Vacated: self._on_vacated,
             Keep: self._on_keep,
             Gone: self._on_gone,
             Cancel: self._on_cancel,
@@ -149,11 +176,13 @@ class LockCore:
             self._picture(g.acquire, g.token, now - g.since) for g in self._grants.values()
         )
         waiters = tuple(self._picture(w.acquire, 0, now - w.since) for w in self._line())
-        return LockStatistics(holders, waiters, grants=self._granted, lost=self._lost)
+        back = {grant.acquire.client for grant in self._grants.values()}
+        residents = tuple(self._there(r, now) for r in self._residents if r.client not in back)
+        return LockStatistics(holders, waiters, self._granted, self._lost, residents)
 
     def _on_acquire(self, acquire: Acquire, now: float) -> list[LockCommand]:
         for grant in [g for g in self._grants.values() if g.acquire.client == acquire.client]:
-            self._on_release(Release(None, grant.token), now)
+            self._on_release(Release(None, grant.token, None), now)
         self._waiters[acquire.request] = _Waiter(acquire, self._arrivals, now)
         self._arrivals += 1
         if acquire.deadline is not None:
@@ -161,10 +190,21 @@ class LockCore:
         return []
 
     def _on_release(self, release: Release, now: float) -> list[LockCommand]:
-        lost = self._grants.pop(release.token, None) is None
-        if not lost and self._journal is not None:
-            self._journal.append(Freed(release.token))
-        return [] if release.request is None else [Settled(release.request, int(lost))]
+        grant = self._grants.pop(release.token, None)
+        if grant is not None:
+            if self._journal is not None:
+                self._journal.append(Freed(release.token))
+            acquire = grant.acquire
+            if release.stays is not None:
+                self._residents.forget(acquire.client)
+            if release.stays:
+                place = acquire.client, acquire.devices, acquire.order
+                self._residents.stay(Resident(release.token, *place, release.stays, now))
+        return [] if release.request is None else [Settled(release.request, int(grant is None))]
+
+    def _on_vacated(self, vacated: Vacated, now: float) -> list[LockCommand]:
+        self._residents.leave(vacated.token)
+        return []
 
     def _on_keep(self, keep: Keep, now: float) -> list[LockCommand]:
         grant = self._grants.get(keep.token)
@@ -178,6 +218,7 @@ class LockCore:
         left = [w for w in self._waiters.values() if w.acquire.client[:2] == dead]
         for waiter in left:
             del self._waiters[waiter.acquire.request]
+        self._residents.forget_worker(gone.worker, gone.epoch)
         refused = [Refused(w.acquire.request, Refusal.CANCELLED) for w in left]
         return [*self._end(ended, expired=False), *refused]
 
@@ -205,6 +246,7 @@ class LockCore:
     def _end(self, grants: list[_Grant], *, expired: bool) -> list[LockCommand]:
         for grant in grants:
             del self._grants[grant.token]
+            self._residents.forget(grant.acquire.client)
             if self._journal is not None:
                 self._journal.append(Freed(grant.token))
         self._lost += len(grants)
@@ -212,7 +254,8 @@ class LockCore:
 
     def _deny(self, acquire: Acquire, now: float) -> Denied:
         state = self.statistics(now)
-        holders = tuple(h for h in state.holders if not acquire.devices.isdisjoint(h.devices))
+        there = (*state.holders, *state.residents)
+        holders = tuple(h for h in there if not acquire.devices.isdisjoint(h.devices))
         ahead: list[Holder] = []
         for waiter, picture in zip(self._line(), state.waiters, strict=True):
             if waiter.acquire.request == acquire.request:
@@ -231,7 +274,11 @@ class LockCore:
         commands: list[LockCommand] = []
         for waiter in self._line():
             acquire = waiter.acquire
-            if taken.isdisjoint(acquire.devices):
+            leaving = self._leaving(acquire) if taken.isdisjoint(acquire.devices) else None
+            if leaving:
+                asked = self._residents.to_ask(leaving)
+                commands += [Vacate(r.token, r.client) for r in asked]
+            elif leaving is not None:
                 self._tokens += 1
                 self._granted += 1
                 if self._journal is not None:
@@ -243,6 +290,18 @@ class LockCore:
                 commands.append(Granted(acquire.request, self._tokens))
             taken |= acquire.devices
         return commands
+
+    def _leaving(self, acquire: Acquire) -> list[Resident]:
+        return self._residents.in_the_way(
+            acquire.client, acquire.devices, acquire.nbytes, acquire.room_bytes
+        )
+
+    @staticmethod
+    def _there(resident: Resident, now: float) -> Holder:
+        devices = tuple(sorted(resident.devices))
+        return Holder(
+            str(resident.client), devices, resident.order, resident.token, now - resident.since
+        )
 
     @staticmethod
     def _picture(acquire: Acquire, token: int, since_s: float) -> Holder:

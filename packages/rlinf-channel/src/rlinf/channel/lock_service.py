@@ -3,6 +3,7 @@
 import itertools
 import logging
 import time
+from collections.abc import Callable
 
 from rlinf.channel.archive import Archive
 from rlinf.channel.errors import LockTimeout, ServerLost, SpoolFailed
@@ -18,10 +19,15 @@ from rlinf.channel.lock_core import (
     LockCore,
     LockEvent,
     Release,
+    Vacate,
+    Vacated,
 )
 from rlinf.channel.messages import Cancel, ClientId, Gone, Settled, Tick
+from rlinf.channel.session import CLIENT_SERVICE
 from rlinf.channel.statistics import LockStatistics
 from rlinf.comm.endpoint import Endpoint
+from rlinf.comm.errors import CommError
+from rlinf.comm.handle import Handle
 from rlinf.comm.request import Request
 
 log = logging.getLogger(__name__)
@@ -30,9 +36,23 @@ log = logging.getLogger(__name__)
 class LockService:
     """The device lock of one server. Runs on whichever thread brings a request; waits for nothing
     but, where there is a spool, for its disk.
+
+    Args:
+        endpoint: Where requests come from.
+        lease_s: Of each grant.
+        archive: Where grants are kept.
+        due: Told when the clock should be looked at, where no request has moved that.
     """
 
-    def __init__(self, endpoint: Endpoint, lease_s: float, archive: Archive) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        lease_s: float,
+        archive: Archive,
+        due: Callable[[float], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._due = due
         self._server = str(endpoint.id)
         self._archive = archive
         self._journal: list[Record] | None = [] if archive.durable else None
@@ -52,10 +72,10 @@ class LockService:
         if operation == "statistics":
             request.reply((OK, self.statistics()))
         elif operation == "acquire":
-            devices, order, timeout_s = fields
+            devices, order, timeout_s, *size = fields
             deadline = None if timeout_s is None else now + timeout_s
             ticket = next(self._numbers)
-            acquire = Acquire(ticket, client, frozenset(devices), tuple(order), deadline)
+            acquire = Acquire(ticket, client, frozenset(devices), tuple(order), deadline, *size)
             self._open[ticket] = (request, acquire, now)
             self._step(acquire, now)
         elif operation == "cancel":
@@ -64,9 +84,8 @@ class LockService:
         else:
             ticket = next(self._numbers)
             self._open[ticket] = (request, None, now)
-            (token,) = fields
             held = operation == "keep"
-            self._step(Keep(ticket, token) if held else Release(ticket, token), now)
+            self._step(Keep(ticket, *fields) if held else Release(ticket, *fields), now)
         return self._core.wake_at
 
     def gone(self, worker: str, epoch: int) -> None:
@@ -116,9 +135,30 @@ class LockService:
                 why = "its lease ran out" if command.expired else "it is gone"
                 log.info("device lock: grant %d of %s ends: %s", command.token, command.client, why)
                 continue
+            if isinstance(command, Vacate):
+                self._vacate(command)
+                continue
             entry = self._open.pop(command.request, None)
             if entry is not None:
                 entry[0].reply(self._reply(command, entry[1], now - entry[2]))
+
+    def _vacate(self, vacate: Vacate) -> None:
+        """Have somebody leave. One that is silent for a lease is as good as gone."""
+
+        def left(_: object = None) -> None:
+            self._step(Vacated(vacate.token), time.monotonic())
+            self._due(self._core.wake_at)
+
+        client = vacate.client
+        call = ("leave", client.number, vacate.token)
+        try:
+            reply: Handle[None] = self._endpoint.call(
+                CLIENT_SERVICE, call, to=client.worker, timeout=self._lease_s
+            )
+        except CommError:
+            left()
+        else:
+            reply.add_done_callback(left)
 
     def _reply(self, command: LockCommand, acquire: Acquire | None, waited_s: float) -> Reply:
         if isinstance(command, Granted):

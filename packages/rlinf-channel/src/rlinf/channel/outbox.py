@@ -29,7 +29,7 @@ from rlinf.comm.handle import Handle, TimeoutLike
 
 log = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1 << 22
+BLOCK_BYTES = 1 << 23
 BLOCK_ITEMS = 2048
 ON_THE_WAY = 1
 """Messages sent ahead of their acknowledgements before small items are gathered instead."""

@@ -6,7 +6,7 @@ from rlinf.channel.lane import TOLERANCE, Lane, batch
 from rlinf.channel.messages import Take
 from rlinf.channel.run import Run
 
-PREFETCH_BYTES = 8 * 2**20
+PREFETCH_BYTES = 32 * 2**20
 """One delivery brings along about as much as this, reckoned by the usual size of an item."""
 
 

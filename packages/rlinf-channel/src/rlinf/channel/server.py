@@ -52,8 +52,8 @@ class ChannelServer:
         config = config or ChannelConfig()
         self._archive = Archive(None if spool is None else Spool(spool))
         self._channels = ChannelService(endpoint, config, self._archive)
-        self._locks = LockService(endpoint, config.lease_s, self._archive)
         self._alarm = Alarm(f"rlinf-deadlines-{endpoint.id}", self._ring)
+        self._locks = LockService(endpoint, config.lease_s, self._archive, self._alarm.before)
         self._closed = False
         self._since = time.monotonic()
         endpoint.add_sink(self._notice)

@@ -68,6 +68,9 @@ class Session:
         self._seekers: dict[int, Callable[[], bool]] = {}
         self._seeking: threading.Thread | None = None
         self._ended = threading.Event()
+        self.staying: dict[int, Callable[[int], None]] = {}
+        """What stays on devices, by the number of its lock: how it is told to leave them, as far
+        as it is since the end of a given grant that it stays."""
         self.memory: Memory = TorchMemory()
         self.caches: dict[int, DeviceCache] = {}
         """Items that stay on a device, by the number of the channel object that put them."""
@@ -187,9 +190,24 @@ class Session:
         if operation in ("left", "redeem"):
             self._claimed(request, operation, number, *fields)
             return
+        if operation == "leave":
+            self._leave(request, number, *fields)
+            return
         keeper = self._keepers.get(number)
         tags = keeper.recalled() if keeper is not None and operation == "recall" else ()
         request.reply(tags)
+
+    def _leave(self, request: Request, number: int, token: Any) -> None:
+        """On a thread of its own: neither messages nor renewals wait for an engine."""
+        tell = self.staying.get(number)
+
+        def leave() -> None:
+            if tell is not None:
+                tell(token)
+            request.reply(None)
+
+        name = f"rlinf-leaves-{self._name}"
+        threading.Thread(target=leave, name=name, daemon=True).start()
 
     def _claimed(
         self, request: Request, operation: str, number: int, epoch: int, items: Any

@@ -103,6 +103,8 @@ class LockStatistics:
     grants: int
     lost: int
     """Grants ended by the loss of their holder or the end of their lease."""
+    residents: tuple[Holder, ...] = ()
+    """Who has left something on devices after its grant, which its token names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,9 @@ def check_channel(seed: int, size: int = 1) -> dict[str, int]:
 
     Args:
         seed: Of everything that happens.
-        size: 1: a few items, over a thousand schedules a second; 3: up to three producers and
-            consumers of ``in``, and 27 items.
+        size: 0: an item or two and one kind of trouble, some thousand schedules a second; 1: all
+            kinds of trouble together; 3: up to three producers and consumers of ``in``, and 27
+            items.
     """
     world = World(seed, size)
     collects = gc.isenabled()

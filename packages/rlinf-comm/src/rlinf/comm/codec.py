@@ -42,7 +42,8 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from rlinf.comm.encoding import array_readers, readers  # noqa: F401 - fill COMPILERS
+from rlinf.comm.encoding import array_readers, lone, readers  # noqa: F401 - fill COMPILERS
+from rlinf.comm.encoding.arrays import bytes_of
 from rlinf.comm.encoding.coded import Coded
 from rlinf.comm.encoding.on_device import OnDevice
 from rlinf.comm.encoding.parcel import Parcel
@@ -83,7 +84,11 @@ def split(
     Raises:
         CodecError: It cannot be encoded; `path` says where in the object the obstacle is.
     """
+    if lone.is_lone(value) and (known := lone.header_of(value)) is not None:
+        return Packed(known, (bytes_of(value),))
     header, buffers = write(value, allow_pickle, kinds)
+    if lone.is_lone(value):
+        lone.learn(value, header)
     return Packed(header, tuple(buffers))
 
 
@@ -94,6 +99,9 @@ def join(header: bytes, buffers: Sequence[Buffer] = (), *, allow_pickle: bool = 
         CodecError: The message is malformed, needs a class or library that is not here, or holds a
             pickled object and `allow_pickle` is off.
     """
+    array = lone.array_of(header, buffers)
+    if array is not None:
+        return array
     try:
         message = Header.FromString(header)
     except (DecodeError, TypeError) as error:
@@ -109,6 +117,8 @@ def join(header: bytes, buffers: Sequence[Buffer] = (), *, allow_pickle: bool = 
         Malformed, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError
     ) as error:  # fmt: skip
         raise CodecError(f"malformed message: {error}") from error
+    if lone.is_lone(value):
+        split(value)  # the next one like it is known by its header
     return value
 
 

@@ -40,10 +40,10 @@ def populate(world: World) -> None:
 
     Whoever takes from ``in`` counts as a producer of ``out``, so ``out`` closes after ``in``.
     """
-    rng, size = world.random, world.size
+    rng, size = world.random, max(1, world.size)
     for number in range(rng.randint(1, size)):
         Producer(world, number, rng.randint(1, 3 * size - 1))
-    commit = [rng.random() < 0.5 for _ in range(rng.randint(1, size))]
+    commit = [rng.random() < (0.5 if world.size else 0.1) for _ in range(rng.randint(1, size))]
     for number, commits in enumerate(commit):
         Consumer(world, "in", number, commits=commits)
     if any(commit):
@@ -57,7 +57,7 @@ class Consumer(Holder):
         super().__init__(world)
         self.channel = channel
         self.commits = commits
-        self.deaths_left = world.random.randint(0, 2)
+        self.deaths_left = world.random.randint(0, world.troubles.deaths)
         self.hoards = world.random.random() < 0.25
         """It takes as many as `goal` before it lets go of any, and waits for them as long as the
         channel is open: where they have no room together, only a refused put helps.
@@ -177,7 +177,7 @@ class Consumer(Holder):
 
         def answer(command: object) -> None:
             if not self.answered_by_another(command):
-                if rng.random() < 0.05:
+                if rng.random() < self.world.troubles.stop:
                     self._stop()
                 self._later(0.0, lambda: self._taken(take, ask, command))
 
@@ -272,7 +272,7 @@ class Consumer(Holder):
         if fate < 0.15 and self.deaths_left:
             self.deaths_left -= 1
             self._later(rng.random(), self._die)
-        elif fate < 0.3:
+        elif fate < 0.15 + self.world.troubles.silence:
             self.silent, self.faithful = True, False
             self.world.tell("falls silent:", self.id)
             self.begun.update(self.held)
@@ -292,7 +292,8 @@ class Consumer(Holder):
         if self.world.troubles.poison and POISON in names:
             self._later(self.world.random.random() * 0.2, self._unless_lost(self._die))
             return
-        seconds = self.world.random.random() * self.world.config.lease_s
+        longest = 1.0 if self.world.size else 0.3
+        seconds = self.world.random.random() * longest * self.world.config.lease_s
         self._later(seconds, self._unless_lost(self._settle))
 
     def _unless_lost(self, act: Act) -> Act:
@@ -357,5 +358,7 @@ class Consumer(Holder):
         if fate < 0.15 and self.deaths_left:
             self.deaths_left -= 1
             self._later(rng.random(), self._die)
-        if fate > 0.85:  # if it has to wait for room, the lease may run out meanwhile
+        if (
+            fate > 1 - self.world.troubles.silence
+        ):  # if it has to wait for room, the lease may run out meanwhile
             self.silent, self.faithful = True, False

@@ -17,12 +17,16 @@ from rlinf.channel.lock_core import (
     LockCommand,
     LockCore,
     Release,
+    Vacate,
+    Vacated,
 )
 from rlinf.channel.messages import ClientId, Gone, Refused, Settled, Tick
 
+ROOM_BYTES = 10
+
 
 class LockSimulation:
-    """Clients which want random sets of devices, hold them, crash, or fall silent."""
+    """Clients which want random sets of devices, hold them, stay there, crash, or fall silent."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -38,9 +42,11 @@ class LockSimulation:
         self._numbers = count(1)
         self._asked: dict[int, Acquire] = {}
         self._held: dict[int, Acquire] = {}
+        self._there: dict[int, tuple[Acquire, int]] = {}
+        """What is on devices without a grant, by the token of the grant before; and its bytes."""
         self._last_token = 0
-        self._clients = count()
-        self._counts = {"granted": 0, "denied": 0, "ended": 0, "restarts": 0}
+        self._clients = count(1)
+        self._counts = {"granted": 0, "denied": 0, "ended": 0, "restarts": 0, "stayed": 0}
 
     def run(self) -> dict[str, int]:
         """Play to the end."""
@@ -77,6 +83,7 @@ class LockSimulation:
         self._counts["restarts"] += 1
         self.story.append(f"{self.now:.3f} the server dies")
         self.core = self._begin()
+        self._there.clear()  # they leave when they learn of it
         waiting, self._asked = list(self._asked.values()), {}
         self._held = {token: a for token, a in self._held.items() if token in self.disk.grants}
         for acquire in waiting:
@@ -96,8 +103,10 @@ class LockSimulation:
         wanted = frozenset(rng.sample(list(devices), rng.randint(1, len(devices))))
         order = (rng.randint(0, 2), rng.randint(0, 3))
         deadline = self.now + rng.uniform(0.1, 5) if rng.random() < 0.4 else None
-        asking = client._replace(number=next(self._clients))
-        acquire = Acquire(next(self._numbers), asking, wanted, order, deadline)
+        busy = any(a.client == client for a in (*self._asked.values(), *self._held.values()))
+        asking = client._replace(number=next(self._clients)) if busy else client
+        size = rng.choice([(0, 0), (0, ROOM_BYTES), (rng.randint(1, ROOM_BYTES), ROOM_BYTES)])
+        acquire = Acquire(next(self._numbers), asking, wanted, order, deadline, *size)
         self._asked[acquire.request] = acquire
         if rng.random() < 0.15:
             self._later(rng.random() * 2, lambda: self._crash(client))
@@ -107,9 +116,10 @@ class LockSimulation:
 
     def _crash(self, client: ClientId) -> None:
         self.story.append(f"{self.now:.3f} {client} crashes")
+        self._there = {t: p for t, p in self._there.items() if p[0].client[:2] != client[:2]}
         self._step(Gone(client.worker, client.epoch))
 
-    def _step(self, event: Acquire | Release | Keep | Gone | Tick) -> None:
+    def _step(self, event: Acquire | Release | Vacated | Keep | Gone | Tick) -> None:
         fate = self.random.random() if self.restarts_left else 1.0
         commands = self.core.step(event, self.now)
         if fate < 0.03:  # before its records are written
@@ -137,6 +147,8 @@ class LockSimulation:
         elif isinstance(command, Ended):
             assert self._held.pop(command.token, None), "ended what was not held"
             self._counts["ended"] += 1
+        elif isinstance(command, Vacate):
+            self._later(self.random.random() * 0.5, lambda: self._vacate(command.token))
         else:
             assert isinstance(command, Settled)
 
@@ -149,14 +161,44 @@ class LockSimulation:
         for other in self._asked.values():
             passed = other.order < acquire.order and not acquire.devices.isdisjoint(other.devices)
             assert not passed, f"{acquire} passed {other}"
+        if self.random.random() < 0.1:  # nobody waits for it any more
+            self._held[granted.token] = acquire
+            self._later(self.random.random() * 0.1, lambda: self._end(granted.token, None))
+            return
+        self._check_room(acquire)
         self._held[granted.token] = acquire
         self._counts["granted"] += 1
         if self.random.random() < 0.8:  # the others fall silent: their lease must end
             self._later(self.random.random() * 0.9, lambda: self._release(granted.token))
 
+    def _check_room(self, acquire: Acquire) -> None:
+        """Who stays has room beside the new holder, which finds there what it left itself."""
+        mine = [t for t, (a, _) in self._there.items() if a.client == acquire.client]
+        for token in mine:
+            del self._there[token]
+        for device in acquire.devices:
+            there = [nbytes for a, nbytes in self._there.values() if device in a.devices]
+            fits = acquire.nbytes and acquire.nbytes + sum(there) <= acquire.room_bytes
+            assert fits or not there, f"no room for {acquire} beside {there} bytes on {device}"
+            self._counts["stayed"] += bool(there)
+
+    def _vacate(self, token: int) -> None:
+        """Leave, unless it holds the devices again; said late, and perhaps twice."""
+        self._there.pop(token, None)
+        for _ in range(self.random.randint(1, 2)):
+            self._later(self.random.random() * 0.2, lambda: self._step(Vacated(token)))
+
     def _release(self, token: int) -> None:
+        acquire = self._held.get(token)
+        stays = self.random.choice([0, acquire.nbytes]) if acquire else 0
+        self._there.pop(token, None)
+        if acquire and stays:
+            self._there[token] = acquire, stays
+        self._end(token, stays)
+
+    def _end(self, token: int, stays: int | None) -> None:
         acquire, life = self._held.pop(token, None), self.lives
-        self._step(Release(next(self._numbers), token))
+        self._step(Release(next(self._numbers), token, stays))
         if self.lives != life and acquire and token in self.disk.grants:  # ask the next one
             self._held[token] = acquire
-            self._later(0.05, lambda: self._release(token))
+            self._later(0.05, lambda: self._end(token, stays))

@@ -41,6 +41,7 @@ from rlinf.channel.policy import BUILT_IN
 from rlinf.channel.simulation.checks import Checks
 from rlinf.channel.simulation.disk import own_put, revived
 from rlinf.channel.simulation.things import Thing
+from rlinf.channel.simulation.troubles import SINGLE, several
 
 LIMIT_S = 500.0
 LIMIT_STEPS = 10_000
@@ -78,19 +79,6 @@ class Replaced:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Troubles:
-    """How bad the world is. Probabilities are for each message or step."""
-
-    loss: float = 0.0
-    twice: float = 0.0
-    restarts: int = 0
-    """How often the server dies."""
-    death: float = 0.0
-    poison: bool = False
-    """Whether one item kills every consumer that begins on it."""
-
-
 class World:
     """One server with the channels ``in`` and ``out``, and what must hold on it at any moment.
 
@@ -103,14 +91,7 @@ class World:
         self.now = 0.0
         self.story: list[tuple[float, str, object]] = []
         self.counts: Counter[str] = Counter()
-        bad = rng.random() < 0.7
-        self.troubles = Troubles(
-            loss=rng.choice([0.0, 0.1, 0.3]) if bad else 0.0,
-            twice=rng.choice([0.0, 0.2]) if bad else 0.0,
-            restarts=rng.choice([0, 1, 1, 2]),
-            death=rng.choice([0.02, 0.1]),
-            poison=rng.random() < 0.1,
-        )
+        self.troubles = several(rng) if size else rng.choice(SINGLE)
         self.config = ChannelConfig(
             type=rng.choice(sorted(BUILT_IN)),
             buffer_size=rng.choice([20, 60, 10**9]),

@@ -59,6 +59,11 @@ def share(walk: Walk, key: int) -> bool:
     return True
 
 
+def is_numbered(dtype: "np.dtype[Any]") -> bool:
+    """Whether a dtype is said by number, not by name."""
+    return dtype in _NUMBERS
+
+
 def write_array(walk: Walk, value: "np.ndarray[Any, Any]") -> None:
     """The operation and the shape, without the buffer."""
     number = _NUMBERS.get(value.dtype)

@@ -95,6 +95,7 @@ class Borrower:
         if private and not self._warned:
             self._warn()
         buffers: list[memoryview] = []
+        so_far = faults()
         for lease, places in itertools.groupby(frame.places, key=_lease):
             if not lease:
                 buffers += [next(inline) for _ in places]
@@ -106,7 +107,7 @@ class Borrower:
                 memory = segment.copy(start, end - start)
                 self._link.give_back(lease)
             else:
-                memory = self._view(segment, start, end - start, lease)
+                memory = self._view(segment, start, end - start, lease, so_far)
             buffers += [memory[offset - start : offset - start + n] for _, offset, n, _ in together]
         frame.buffers = buffers
 
@@ -143,11 +144,13 @@ class Borrower:
             self.held += held
             return held
 
-    def _view(self, segment: ForeignSegment, offset: int, length: int, lease: int) -> memoryview:
+    def _view(
+        self, segment: ForeignSegment, offset: int, length: int, lease: int, so_far: int
+    ) -> memoryview:
         array = segment.slice(offset, length)
         view = View(array, _gone)
         view.link, view.segment, view.lease = self._link, segment, lease
-        view.offset, view.length, view.faults = offset, length, faults()
+        view.offset, view.length, view.faults = offset, length, so_far
         _living[id(view)] = view
         return array.data
 

@@ -58,6 +58,52 @@ def test_plan_explain_simulate_compare(tmp_path: Path, workflow: str):
     assert plan in json.loads(done.stdout)
 
 
+REALITY = """
+engines:
+  rollout:
+    lengths: {median: 1000, sigma: 0.8, most: 8000}
+    group: 4
+    tool_s: 1.0
+"""
+
+
+def test_a_plan_is_simulated_with_lengths_and_tools(tmp_path: Path, workflow: str):
+    reality, trace = tmp_path / "reality.yaml", tmp_path / "run.json"
+    reality.write_text(REALITY)
+    arguments = ("simulate", workflow, "--reality", str(reality), "--iterations", "3", "--json")
+    done = run("main", *arguments, "--draw", str(trace))
+    assert done.returncode == 0, done.stderr
+    tools = json.loads(done.stdout)["simulated_s"]
+    assert len(set(tools)) == 3 and json.loads(trace.read_text())["traceEvents"]
+    reality.write_text(REALITY.replace("tool_s: 1.0", "tool_s: 0").replace("0.8", "0"))
+    even = json.loads(run("main", *arguments).stdout)["simulated_s"]
+    assert max(even) < min(tools) and max(even) == pytest.approx(min(even))
+    again = run("main", *arguments, "--jitter", "0.2")
+    assert len(set(json.loads(again.stdout)["simulated_s"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engines: {train: {lengths: []}}", "engines.train.lengths: needs at least one length"),
+        ("engines: {train: {slots: 4}}", "engines.train: missing key 'lengths'"),
+        ("jiter: 1", "jiter: unknown key; did you mean 'jitter'?"),
+        ("engines: {roll: {lengths: [5]}}", "engine 'roll' is no component of the plan"),
+        ("engines: {train: {lengths: {median: 0, sigma: 1}}}", "lengths.median: must be at least"),
+    ],
+)
+def test_a_wrong_reality_is_named(tmp_path: Path, workflow: str, text: str, message: str):
+    (tmp_path / "reality.yaml").write_text(text)
+    done = run("main", "simulate", workflow, "--reality", str(tmp_path / "reality.yaml"))
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "explain", "compare", "replay"])
+def test_the_help_of_every_command_has_an_example(command: str):
+    done = run("main", command, "--help")
+    assert f"example:\n  rlinf-sched {command} workflow.yaml" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

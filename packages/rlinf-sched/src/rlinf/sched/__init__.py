@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from rlinf.sched.profile import ComponentProfile, Profile, Sample
     from rlinf.sched.profiler import Profiler, Record
     from rlinf.sched.recorded import recorded_factors, replay_trace, workflow_of
-    from rlinf.sched.simulation import Engine, Reality, Simulation, profile_engine, simulate
+    from rlinf.sched.simulation import (
+        Engine,
+        LogNormal,
+        Observed,
+        Reality,
+        Simulation,
+        profile_engine,
+        simulate,
+    )
     from rlinf.sched.trace import load_trace
     from rlinf.sched.workflow import Workflow
 
@@ -44,7 +52,15 @@ _LAZY = {
     "profile": ("ComponentProfile", "Profile", "Sample"),
     "profiler": ("Profiler", "Record"),
     "recorded": ("recorded_factors", "replay_trace", "workflow_of"),
-    "simulation": ("Engine", "Reality", "Simulation", "profile_engine", "simulate"),
+    "simulation": (
+        "Engine",
+        "LogNormal",
+        "Observed",
+        "Reality",
+        "Simulation",
+        "profile_engine",
+        "simulate",
+    ),
     "trace": ("load_trace",),
     "workflow": ("Workflow",),
 }
@@ -63,8 +79,10 @@ __all__ = [
     "GraphError",
     "InfeasibleError",
     "Leaf",
+    "LogNormal",
     "Loop",
     "Observation",
+    "Observed",
     "Parallel",
     "Placement",
     "Plan",

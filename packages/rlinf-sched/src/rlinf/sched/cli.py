@@ -6,18 +6,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlinf.sched import gantt, trace
 from rlinf.sched.activities import activities, shares
+from rlinf.sched.arguments import JITTER, sched_parser
 from rlinf.sched.config import TRACED, traced_environment
 from rlinf.sched.errors import SchedError
 from rlinf.sched.explanation import best_of_kind, explain, robust_plan
 from rlinf.sched.improvements import improvements
 from rlinf.sched.plan import MOST_DEVICES, Plan
 from rlinf.sched.planner import search
-from rlinf.sched.recorded import RULES, replay_trace, workflow_of
+from rlinf.sched.recorded import replay_trace, workflow_of
 from rlinf.sched.report import comparison, figures, report
 from rlinf.sched.simulation import Reality, simulate
 from rlinf.sched.traffic import traffic
@@ -33,7 +34,7 @@ SAVERS = {".png": gantt.save_png, ".html": gantt.save_html, ".json": gantt.save_
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``rlinf-sched``: returns 0, or 2 with a message on the error stream."""
-    options = _sched_parser().parse_args(arguments)
+    options = sched_parser().parse_args(arguments)
 
     def run() -> int:
         data, text = _COMMANDS[options.command](options, _workflow(options))
@@ -63,55 +64,6 @@ def _reported(program: str, run: Callable[[], int]) -> int:
         print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 2
-
-
-def _number(text: str) -> float:
-    """A finite number of 0 or more, for the argument parser."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, is {text}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be positive, is {text}")
-    return value
-
-
-def _sched_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rlinf-sched", description="Plan staged pipelines.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    texts = {
-        "plan": "find the quickest plan",
-        "simulate": "execute a plan with jitter and draw it",
-        "explain": "say why this plan",
-        "compare": "the best plan of each kind, or the plans given",
-        "replay": "what re-planning would have done on a recorded run",
-    }
-    for name, text in texts.items():
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("workflow", help="YAML or JSON document")
-        command.add_argument("--gpus", type=int, metavar="N", help="plan for N devices")
-        command.add_argument("--json", action="store_true", help="print JSON")
-        if name == "plan":
-            command.add_argument("-o", "--output", help="save the plan here")
-            command.add_argument("--robust", type=_number, metavar="NOISE", help="e.g. 0.1")
-        if name in ("simulate", "explain"):
-            command.add_argument("--plan", help="this plan instead of the best")
-        if name == "simulate":
-            command.add_argument("--jitter", type=_number, default=0.03)
-            command.add_argument("--iterations", type=_count, default=8)
-            command.add_argument("--seed", type=int, default=0)
-            command.add_argument("--draw", metavar="FILE", help=".png, .html or .json (trace)")
-        if name == "compare":
-            command.add_argument("plans", nargs="*", help="plan files")
-        if name == "replay":
-            command.add_argument("trace", help="a trace file, or a folder of them")
-            command.add_argument("--rule", choices=RULES, default=RULES[0])
-            command.add_argument("--switch", type=_number, default=5.0, metavar="SECONDS")
-    return parser
 
 
 def _workflow(options: argparse.Namespace) -> Workflow:
@@ -157,19 +109,22 @@ def _plan(options: argparse.Namespace, workflow: Workflow) -> Answer:
 def _simulate(options: argparse.Namespace, workflow: Workflow) -> Answer:
     if options.seed < 0:
         raise SchedError(f"--seed must not be negative, is {options.seed}")
+    saver = SAVERS.get(Path(options.draw).suffix) if options.draw else None
+    if options.draw and saver is None:
+        raise SchedError(f"--draw {options.draw}: know {', '.join(SAVERS)}")
     plan = _chosen(options, workflow)
+    reality = Reality.load(options.reality) if options.reality else Reality(jitter=JITTER)
+    if options.jitter is not None:
+        reality = replace(reality, jitter=options.jitter)
     result = simulate(
         plan,
         workflow.graph,
         workflow.profile,
-        Reality(jitter=options.jitter),
+        reality,
         iterations=options.iterations,
         seed=options.seed,
     )
-    if options.draw:
-        saver = SAVERS.get(Path(options.draw).suffix)
-        if saver is None:
-            raise SchedError(f"--draw {options.draw}: know {', '.join(SAVERS)}")
+    if saver is not None:
         saver(plan, result.last, options.draw)
     data = {
         "predicted_s": result.predicted_s,
@@ -179,7 +134,7 @@ def _simulate(options: argparse.Namespace, workflow: Workflow) -> Answer:
     text = (
         f"{plan.tree()}\npredicted {result.predicted_s:.3f} s, simulated "
         f"{result.seconds.mean():.3f} s over {options.iterations} iterations "
-        f"({100 * result.error:+.2f} %)"
+        f"(prediction {100 * result.error:+.2f} %)"
     )
     return data, text
 

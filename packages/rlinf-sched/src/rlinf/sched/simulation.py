@@ -7,10 +7,15 @@ Continuous batching: an engine decodes ``slots`` requests together, one step cos
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from rlinf.sched import document
 from rlinf.sched.cost import CostModel
+from rlinf.sched.document import Node
+from rlinf.sched.errors import DocumentError, GraphError
 from rlinf.sched.evaluate import Run, Timeline, evaluate
 from rlinf.sched.fit import Floats
 from rlinf.sched.graph import FlowGraph
@@ -21,6 +26,36 @@ from rlinf.sched.profile import ComponentProfile, Profile, Sample
 Random = np.random.Generator
 Lengths = Callable[[Random, int], Floats]
 """Draws the lengths, in tokens, of so many requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Lengths with a long tail.
+
+    Attributes:
+        median: tokens.
+        sigma: standard deviation of the logarithm.
+        most: tokens after which a response is cut off.
+    """
+
+    median: float
+    sigma: float
+    most: float = np.inf
+
+    def __call__(self, rng: Random, count: int) -> Floats:
+        """Draw so many."""
+        return np.minimum(rng.lognormal(np.log(self.median), self.sigma, count), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Lengths drawn from those that were seen."""
+
+    lengths: tuple[float, ...]
+
+    def __call__(self, rng: Random, count: int) -> Floats:
+        """Draw so many."""
+        return rng.choice(np.array(self.lengths), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +111,16 @@ class Engine:
 class Reality:
     """What happens that a profile does not say.
 
+    .. code-block:: yaml
+
+        jitter: 0.03
+        engines:
+          rollout:
+            lengths: {median: 2000, sigma: 0.8, most: 16384}    # or a list of observed ones
+            group: 8                # the fields of Engine
+            devices: 2
+            tool_s: 1.5
+
     Attributes:
         engines: components that generate by continuous batching.
         jitter: relative standard deviation of each micro-batch's time.
@@ -83,6 +128,37 @@ class Reality:
 
     engines: Mapping[str, Engine] = field(default_factory=dict)
     jitter: float = 0.0
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Reality":
+        """Read a YAML or JSON file.
+
+        Raises:
+            DocumentError: names the file, the path in it and the reason.
+        """
+        fields = document.load(path, DocumentError).fields((), ("engines", "jitter"))
+        engines = fields["engines"].entries() if "engines" in fields else {}
+        jitter = fields["jitter"].number() if "jitter" in fields else 0.0
+        return cls({name: _read_engine(entry) for name, entry in engines.items()}, jitter)
+
+
+def _read_engine(entry: Node) -> Engine:
+    counts, times = ("group", "devices", "slots"), ("step_s", "request_step_s", "tool_s")
+    fields = entry.fields(("lengths",), (*counts, *times))
+    given: dict[str, Any] = {key: fields[key].integer(1) for key in counts if key in fields}
+    given |= {key: fields[key].number() for key in times if key in fields}
+    return Engine(_read_lengths(fields["lengths"]), **given)
+
+
+def _read_lengths(node: Node) -> Lengths:
+    if isinstance(node.value, Mapping):
+        fields = node.fields(("median", "sigma"), ("most",))
+        most = fields["most"].number(1) if "most" in fields else np.inf
+        return LogNormal(fields["median"].number(1), fields["sigma"].number(), most)
+    observed = tuple(item.number(1) for item in node.items())
+    if not observed:
+        node.fail("needs at least one length")
+    return Observed(observed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +190,14 @@ def simulate(
     iterations: int = 8,
     seed: int = 0,
 ) -> Simulation:
-    """Execute a plan some iterations long; the same seed gives the same times."""
+    """Execute a plan some iterations long; the same seed gives the same times.
+
+    Raises:
+        GraphError: an engine stands for no component of the plan.
+    """
+    for name in reality.engines.keys() - plan.placements().keys():
+        known = ", ".join(plan.placements())
+        raise GraphError(f"engine {name!r} is no component of the plan; those are {known}")
     rng = np.random.default_rng(seed)
     model = CostModel(graph, profile, Machine.of(plan.devices, profile), plan.batch)
     predicted = evaluate(plan.root, model, plan.staleness)

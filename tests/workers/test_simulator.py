@@ -52,10 +52,10 @@ def simulator():
     made = []
 
     def make(kind="worlds:counter", actor=None, lanes=1, vector=False, **settings):
-        options = settings.pop("options", {})
+        options, id = settings.pop("options", {}), settings.pop("id", "world")
         config = SimulatorConfig(**{"environments": 2, "lanes": lanes, "steps": 16} | settings)
         sizes = DRIFT if kind == "worlds:drift" else COUNTER
-        spec = EnvironmentSpec(kind, "world", options)
+        spec = EnvironmentSpec(kind, id, options)
         spaces = (worlds.Drift if kind == "worlds:drift" else worlds.Counter).spaces
         if vector:
             made.append(VectorEnvironment(spec, config, spaces=spaces))
@@ -156,6 +156,54 @@ def test_trajectories_do_not_depend_on_how_environments_are_split(simulator, lan
             assert np.array_equal(joined, getattr(together, name)), name
         shown = np.concatenate([one.observations["state"] for one in apart], 1)
         assert np.array_equal(shown, together.observations["state"])
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("seeds", [False, True])
+def test_those_that_are_simulated_together_do_what_single_ones_do(simulator, lanes, seeds):
+    kinds = (
+        ("worlds:drift", {}),
+        ("worlds:counter", {"length": 4, "spread": 3}),
+        ("worlds:counter", {"length": 99, "limit": 5}),
+    )
+    for kind, options in kinds:
+        made = {"lanes": lanes, "environments": 7, "options": options}
+        actor = None if kind == "worlds:drift" else Chunked()
+        single, together = (simulator(kind, actor, id=i, **made) for i in ("one", "together"))
+        for number in range(2):
+            pairs = []
+            for one in (single, together):
+                places = [one.lane_environments(lane) for lane in range(lanes)]
+                asked = [
+                    CollectRequest(number, lane, 8, tuple(50 + i for i in own) if seeds else ())
+                    for lane, own in enumerate(places)
+                ]
+                found = dict(one.collect(asked))
+                pairs.append([found[lane] for lane in range(lanes)])
+            for left, right in zip(*pairs, strict=True):
+                same(left, right)
+        assert single.statistics() == together.statistics()
+
+
+def same(left, right):
+    """Trajectories that differ in nothing but, for `Counter`, the number of resets at the start."""
+    names = ("choices", "logprobs", "rewards", "terminated", "truncated", "valid", "steps", "ends")
+    for name in (*names, "seeds"):
+        assert np.array_equal(getattr(left, name), getattr(right, name)), name
+    for one, other in ((left.observations, right.observations), (left.finals, right.finals)):
+        assert np.array_equal(one["state"][..., :3], other["state"][..., :3])
+    assert left.episodes == right.episodes
+
+
+def test_a_stuck_batch_is_replaced_as_a_whole(simulator, tmp_path):
+    options = {"fault": "stuck", "at": 6, "mark": str(tmp_path / "mark")}
+    made = {"id": "together", "lanes": 2, "environments": 4, "deadline_s": 0.5}
+    one = simulator(options=options, **made)
+    found = collect(one)
+    [struck] = [t for t in found if not t.valid.all()]
+    assert struck.valid.sum(0).tolist() == [5, 5]
+    assert [e.lost for e in struck.episodes] == [True, True]
+    assert all(t.valid.all() for t in collect(one, 1))
 
 
 def test_where_the_actor_acts_makes_no_difference(simulator):

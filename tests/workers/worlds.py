@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf.workers.roles.simulator import Field, Outcome, Spaces
+from rlinf.workers.roles.simulator import BatchOutcome, Field, Outcome, Spaces
 
 
 class Counter:
@@ -138,6 +138,40 @@ def broken(id):
     with contextlib.suppress(ValueError):
         raise ValueError
     raise RuntimeError("no such world")
+
+
+class Together:
+    """Worlds as one that is stepped by one call; like a device, it steps ended ones as well."""
+
+    def __init__(self, worlds):
+        self._worlds = worlds
+        self._shown = np.zeros((len(worlds), *worlds[0].spaces.observation["state"].shape))
+        for index, world in enumerate(worlds):
+            world.reset(index)
+
+    def reset(self, indexes, seeds):
+        for index, seed in zip(indexes, seeds, strict=True):
+            self._shown[index] = self._worlds[index].reset(seed)["state"]
+        return {"state": self._shown}
+
+    def step(self, actions):
+        outcomes = [one.step(action) for one, action in zip(self._worlds, actions, strict=True)]
+        for index, outcome in enumerate(outcomes):
+            self._shown[index] = outcome.observation["state"]
+        names = (
+            ("reward", "float32"),
+            *((n, bool) for n in ("terminated", "truncated", "success")),
+        )
+        facts = (np.array([getattr(one, name) for one in outcomes], kind) for name, kind in names)
+        return BatchOutcome({"state": self._shown}, *facts)
+
+
+def counter_batch(id, count, **options):
+    return Together([Counter(**options) for _ in range(count)]) if id == "together" else None
+
+
+def drift_batch(id, count):
+    return Together([Drift() for _ in range(count)]) if id == "together" else None
 
 
 class Painter:

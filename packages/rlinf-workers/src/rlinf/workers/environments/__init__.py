@@ -1,19 +1,22 @@
 """Environments by name: entry points of the group `rlinf.environments`, loaded on first use.
 
 An entry point is a function `make(id, **options) -> Environment`. Instead of a name there may be
-`package.module:function`, which needs no installation.
+`package.module:function`, which needs no installation. Where many environments can be simulated
+together there is a second function beside it, `make_batch(id, count, **options)`: the name of the
+first one with `_batch`. It is asked first, and answers None where that is not possible here.
 """
 
 import functools
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlinf.workers.errors import ConfigError
-from rlinf.workers.roles.simulator import Environment
+from rlinf.workers.roles.simulator import Environment, EnvironmentBatch
 
-__all__ = ["EnvironmentSpec", "RenderingUnavailable", "make_environment"]
+__all__ = ["EnvironmentSpec", "RenderingUnavailable", "make_batch", "make_environment"]
 
 GROUP = "rlinf.environments"
 
@@ -47,6 +50,14 @@ class EnvironmentSpec:
 def make_environment(spec: EnvironmentSpec) -> Environment:
     """Make one. Raises `ConfigError`: the kind is not known, or its package is not installed."""
     return _maker(spec.kind)(spec.id, **spec.options)
+
+
+def make_batch(spec: EnvironmentSpec, count: int) -> EnvironmentBatch | None:
+    """Make so many that are simulated together; None: this kind cannot, here. Raises as above."""
+    maker = _maker(spec.kind)
+    beside = vars(sys.modules[maker.__module__]).get(f"{maker.__name__}_batch")
+    made: EnvironmentBatch | None = beside(spec.id, count, **spec.options) if beside else None
+    return made
 
 
 @functools.cache

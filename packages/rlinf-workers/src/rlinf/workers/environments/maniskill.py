@@ -1,11 +1,18 @@
 """ManiSkill's tasks, states as observations: `pip install rlinf-workers[maniskill]`.
 
-Simulates on the CPU, one world a `gym.make`. Where there is no Vulkan device the materials of
+Where there are a Vulkan and a CUDA device all environments of a process are simulated together on
+it, by ManiSkill's own vector environment; `sim_backend: physx_cpu` among the options forbids that.
+Elsewhere it simulates on the CPU, one world a `gym.make`. Without a Vulkan device the materials of
 pictures cannot be made, although nothing is drawn: stand-ins take their place before a task is
 made. With a device nothing is replaced, and `render` draws.
+
+On the device an episode depends on its seed and on which others began with it: tasks draw their
+beginnings from one stream for all of them.
 """
 
+import contextlib
 import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +21,9 @@ import numpy.typing as npt
 from rlinf.workers.environments import RenderingUnavailable
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.simulator import (
+    BatchOutcome,
     Environment,
+    EnvironmentBatch,
     Field,
     FloatArray,
     Observation,
@@ -22,7 +31,7 @@ from rlinf.workers.roles.simulator import (
     Spaces,
 )
 
-__all__ = ["ManiSkillEnvironment", "make"]
+__all__ = ["ManiSkillBatch", "ManiSkillEnvironment", "make", "make_batch", "together"]
 
 HINT = 'pip install "rlinf-workers[maniskill]"'
 MATERIALS = ("RenderMaterial", "RenderTexture2D")
@@ -30,25 +39,64 @@ MATERIALS = ("RenderMaterial", "RenderTexture2D")
 
 def make(id: str, **options: Any) -> Environment:
     """The task `id`; `options` go to `gymnasium.make`. Raises `ConfigError` without ManiSkill."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sapien, which looks for Vulkan, and of old interfaces
+    can_render = _prepared(id)
+    drawing = {"render_mode": "rgb_array"} if can_render else {"render_backend": "none"}
+    settings = {"obs_mode": "state", "sim_backend": "physx_cpu", "num_envs": 1}
+    return ManiSkillEnvironment(_made(id, {**settings, **drawing, **options}), can_render)
+
+
+def make_batch(id: str, count: int, **options: Any) -> EnvironmentBatch | None:
+    """So many of the task on the device; None: there is none. Raises as `make` does."""
+    import torch
+
+    can_render = _prepared(id)
+    if not together(options, can_render, torch.cuda.is_available()):
+        return None
+    from mani_skill.vector.wrappers.gymnasium import ManiSkillVectorEnv
+
+    # Worlds that are made anew could not be reset one by one.
+    settings = {"obs_mode": "state", "sim_backend": "physx_cuda", "reconfiguration_freq": 0}
+    world = _made(id, {**settings, **options, "num_envs": count})
+    return ManiSkillBatch(ManiSkillVectorEnv(world, auto_reset=False), count)
+
+
+def together(options: Mapping[str, Any], can_render: bool, has_cuda: bool) -> bool:
+    """Whether environments are simulated together. Asked before any is made: PhysX is on the CPU
+    or on the device for all of a process."""
+    asked = str(options.get("sim_backend", "auto"))
+    return can_render and has_cuda and asked not in ("cpu", "physx_cpu")
+
+
+def _prepared(id: str) -> bool:
+    """Whether pictures can be drawn; see `_prepare`."""
+    with _quiet():
         try:
-            can_render = _prepare()
-            import gymnasium
-            import mani_skill.envs  # noqa: F401 - registers the tasks
+            return _prepare()
         except ImportError as error:
             raise ConfigError(f"environment {id} needs ManiSkill ({error}): {HINT}") from error
+
+
+def _made(id: str, settings: dict[str, Any]) -> Any:
+    with _quiet():
+        import gymnasium
+        import mani_skill.envs  # noqa: F401 - registers the tasks
         import torch
 
         threads = torch.get_num_threads()
-        settings = {"obs_mode": "state", "sim_backend": "physx_cpu", "num_envs": 1}
-        drawing = {"render_mode": "rgb_array"} if can_render else {"render_backend": "none"}
         try:
-            world = gymnasium.make(id, **{**settings, **drawing, **options})
+            return gymnasium.make(id, **settings)
         except gymnasium.error.Error as error:
             raise ConfigError(f"ManiSkill cannot make {id}: {error}") from error
-        torch.set_num_threads(threads)
-    return ManiSkillEnvironment(world, can_render)
+        finally:
+            torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings of sapien, which looks for Vulkan, and of old interfaces."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _prepare() -> bool:
@@ -117,3 +165,41 @@ class ManiSkillEnvironment:
     def _shown(self, batch: Any) -> Observation:
         self._state[:] = batch[0]
         return {"state": self._state}
+
+
+class ManiSkillBatch:
+    """An `EnvironmentBatch` of `count`; what crosses to the host is one array a quantity and step.
+
+    Args:
+        world: A `ManiSkillVectorEnv` that does not reset by itself.
+        count: How many are in it.
+    """
+
+    def __init__(self, world: Any, count: int) -> None:
+        self._world = world
+        self._seeds = np.zeros(count, np.int64)
+
+    def reset(self, indexes: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64]) -> Observation:
+        """See `EnvironmentBatch`."""
+        import torch
+
+        self._seeds[indexes] = seeds
+        given = self._seeds.copy()
+        # The first one seeds the stream that all beginnings are drawn from: if it were that of an
+        # environment which goes on, every episode would begin alike.
+        given[0] = seeds[0]
+        places = torch.as_tensor(indexes, device=self._world.device)
+        shown, _ = self._world.reset(seed=given.tolist(), options={"env_idx": places})
+        return {"state": shown.cpu().numpy()}
+
+    def step(self, actions: FloatArray) -> BatchOutcome:
+        """See `EnvironmentBatch`."""
+        import torch
+
+        moved = torch.from_numpy(actions.copy()).to(self._world.device)
+        shown, rewards, terminated, truncated, info = self._world.step(moved)
+        success = info["success"] if "success" in info else torch.zeros_like(terminated)
+        return BatchOutcome(
+            {"state": shown.cpu().numpy()},
+            *(t.cpu().numpy() for t in (rewards, terminated, truncated, success.bool())),
+        )

@@ -17,10 +17,12 @@ from rlinf.workers.roles.residency import Residency
 __all__ = [
     "Acted",
     "Actor",
+    "BatchOutcome",
     "CollectRequest",
     "Decision",
     "Demonstration",
     "Environment",
+    "EnvironmentBatch",
     "Episode",
     "Field",
     "Observation",
@@ -94,6 +96,27 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Give everything back."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchOutcome:
+    """What E actions led to: observations by name, [E, ...]; the others [E], see `Outcome`."""
+
+    observation: Observation
+    rewards: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    success: BoolArray
+
+
+class EnvironmentBatch(Protocol):
+    """E worlds that are simulated together, as on an accelerator. They do not reset themselves."""
+
+    def reset(self, indexes: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64]) -> Observation:
+        """Begin episodes in some of them; what all of them show now, [E, ...]."""
+
+    def step(self, actions: FloatArray) -> BatchOutcome:
+        """Carry out an action of each, float32 [E, A]; also of those whose episode has ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

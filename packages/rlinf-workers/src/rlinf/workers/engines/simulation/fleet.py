@@ -11,8 +11,8 @@ import numpy as np
 from rlinf.workers.bounds import Count, Natural, Positive
 from rlinf.workers.engines.simulation.lane import Lane, Patience, find_spaces
 from rlinf.workers.engines.simulation.memory import Memory, Sizes
-from rlinf.workers.engines.simulation.process import Opening
 from rlinf.workers.engines.simulation.seeds import episode_seed
+from rlinf.workers.engines.simulation.stepper import Opening
 from rlinf.workers.environments import EnvironmentSpec
 from rlinf.workers.roles.simulator import Actor, Field, Spaces
 

@@ -18,7 +18,8 @@ import psutil
 
 from rlinf.workers.config import worker_environment
 from rlinf.workers.engines.simulation.memory import Memory
-from rlinf.workers.engines.simulation.process import COMMAND, DONE, LENGTH, Opening
+from rlinf.workers.engines.simulation.process import COMMAND, DONE, LENGTH
+from rlinf.workers.engines.simulation.stepper import Opening
 from rlinf.workers.environments import EnvironmentSpec
 from rlinf.workers.errors import WorkerError
 from rlinf.workers.roles.simulator import Actor, Demonstration, Spaces

@@ -80,7 +80,7 @@ def _fields(spaces: Spaces, sizes: Sizes) -> dict[str, Field]:
     return fields
 
 
-class Memory:
+class Memory(dict[str, Array]):
     """Arrays over one descriptor, by name: see `_fields`.
 
     Args:
@@ -99,20 +99,17 @@ class Memory:
         if descriptor is None:
             os.ftruncate(self.descriptor, end)
         self._map = mmap.mmap(self.descriptor, end)
-        self._arrays: dict[str, Array] = {
-            name: np.ndarray(f.shape, f.dtype, self._map, starts[name])
+        super().__init__(
+            (name, np.ndarray(f.shape, f.dtype, self._map, starts[name]))
             for name, f in fields.items()
-        }
+        )
         self.shown = self._part("shown.")
         self.final = self._part("final.")
-
-    def __getitem__(self, name: str) -> Array:
-        return self._arrays[name]
 
     def _part(self, prefix: str) -> Mapping[str, Array]:
         return {
             name.removeprefix(prefix): array
-            for name, array in self._arrays.items()
+            for name, array in self.items()
             if name.startswith(prefix)
         }
 

@@ -11,6 +11,7 @@ Needs the `run` extra: rich, matplotlib and tensorboard, imported only when a ru
 """
 
 import json
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Summary"]
 
 SMOOTHED_STEPS = 5
+LOOK_S = 1.0
+"""Between two looks at the memory: a look takes milliseconds."""
+QUEUE = 1000
+"""Values that may wait for TensorBoard's thread: with a few, the program would wait for it."""
 METRICS = "metrics.jsonl"
 """The file in a run's folder."""
 
@@ -52,8 +57,8 @@ class Summary:
     plan: str
     """The kind of the last plan: temporal, spatial, hybrid or single."""
     peak_rss_bytes: int
-    """The largest sum, over this process and all below it, of resident memory at a step's end.
-    Pages which several processes share are counted once for each."""
+    """The largest sum, over this process and all below it, of resident memory at a step's end,
+    looked at once a second at most. Pages which several processes share are counted for each."""
 
 
 class Run:
@@ -94,7 +99,7 @@ class Run:
         self.folder = folder
         self._plan: Plan | None = None
         self._board: SummaryWriter | None = None
-        self._peak_rss_bytes = 0
+        self._peak_rss_bytes, self._looked = 0, -math.inf
         self._started = self._step_started = time.monotonic()
         self._stepping = self._stopping = False
         self._display = display(show)
@@ -147,7 +152,7 @@ class Run:
 
         if self._board is not None:
             self._board.close()
-        self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
+        self._board = SummaryWriter(str(self.folder), purge_step=step + 1, max_queue=QUEUE)
         self._lines = [line for line in self._lines if line["step"] <= step]
         self._metrics.truncate(0)
         self._metrics.writelines(json.dumps(line) + "\n" for line in self._lines)
@@ -180,7 +185,8 @@ class Run:
         self._metrics.flush()
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
-        self._peak_rss_bytes = max(self._peak_rss_bytes, _resident_bytes())
+        if (now := time.monotonic()) > self._looked + LOOK_S:
+            self._peak_rss_bytes, self._looked = max(self._peak_rss_bytes, _resident_bytes()), now
         unit = self._counts.replace("_", " ")
         shown = (
             f"reward {_mean(self._rewards()[-SMOOTHED_STEPS:]):.3f}"

@@ -43,7 +43,9 @@ def launch(cluster: Cluster, config: RlhfConfig) -> Groups:
     reward = RewardWorker.group(cluster, config.make_reward, name="reward")
     reference = ReferenceWorker.group(cluster, model, learning, "trainer/0", name="reference")
     inference = InferenceWorker.group(cluster, model, learning, "trainer/0", name="inference")
-    critic = CriticWorker.group(cluster, model, config.critic, "trainer/0", name="critic")
+    critic = CriticWorker.group(
+        cluster, model, config.critic, "trainer/0", count=config.critic.ranks, name="critic"
+    )
     started = trainer.launch(), rollout.launch(), reward.launch()
     return *started, (
         reference.launch() if config.has_reference else None,
@@ -97,7 +99,7 @@ def train(config: RlhfConfig) -> None:
                 for round in itertools.count(1):  # more where dynamic sampling wants them
                     hops = zip(relays, itertools.pairwise(scored), strict=True)
                     stages += [relay(*ends) for relay, ends in hops]
-                    *_, [judged], [report, *_] = wait_all([*stages, trainer.train(scored[-1])])
+                    *_, [judged, *_], [report, *_] = wait_all([*stages, trainer.train(scored[-1])])
                     if not isinstance(report.result, int):
                         break
                     stages, scored = ask(step, round, report.result)

@@ -141,8 +141,9 @@ class RlhfConfig(RunConfig):
 
     def __post_init__(self) -> None:
         Choice.of(self.plan)
-        if self.launcher == "inline" and self.trainer.ranks > 1:
-            raise ValueError(f"trainer.ranks={self.trainer.ranks} needs launcher=ray")
+        for role, ranks in (("trainer", self.trainer.ranks), ("critic", self.critic.ranks)):
+            if self.launcher == "inline" and ranks > 1:
+                raise ValueError(f"{role}.ranks={ranks} needs launcher=ray")
         at_once = self.trainer.old_logprobs != "rollout" and self.trainer.importance_cap is None
         if self.staleness and at_once:
             raise ValueError(

@@ -162,6 +162,20 @@ def test_a_run_is_held_to_the_policy_it_began_with(tmp_path: Path, algorithm: st
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_critic_of_two_ranks_is_the_same_critic(tmp_path: Path) -> None:
+    found = {}
+    for ranks, launcher in ((1, "inline"), (2, "ray")):
+        folder = tmp_path / str(ranks)
+        arguments = ("algorithm=ppo", "trainer.frozen_steps=1", f"critic.ranks={ranks}", *SHORT)
+        done = run(f"folder={folder}", f"launcher={launcher}", *arguments)
+        assert done.returncode == 0, done.stderr
+        names = ("loss", "value_loss", "grad_norm", "value_grad_norm")
+        found[ranks] = [line[name] for line in metrics(folder) for name in names]
+    assert found[2] == pytest.approx(found[1], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_old_policy_can_be_read_by_a_worker_of_its_own(tmp_path: Path) -> None:
     found = {}
     for kind in ("trainer", "inference"):

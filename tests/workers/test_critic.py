@@ -14,6 +14,7 @@ from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles import CriticEngine, Group, Sampling, Score, ScoredGroup
 from rlinf.workers.roles.rollout import FINISH_REASONS
+from tests.workers.ranks import Ranks
 
 torch.set_num_threads(1)
 
@@ -202,3 +203,53 @@ def test_ppo_whitens_the_advantages_of_the_whole_step():
     with pytest.raises(ConfigError, match="needs a critic"):
         trainer.accumulate(ragged())
         trainer.finish_step()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def part_of_steps(team, cut):
+    """Two steps, each on some of the groups: the advantages, what each was, and what is kept."""
+    critic = TorchCritic(tiny(), team=team)
+    found = []
+    for _ in range(2):
+        groups = critic.estimate(ragged()[slice(*cut[team.rank])])
+        advantages = {group.group.uid: group.advantages for group in groups}
+        found.append((advantages, critic.finish_step()))
+    return found, critic.save()
+
+
+@pytest.mark.parametrize("cut", [((0, 2), (2, 4)), ((0, 4), (4, 4)), ((3, 4), (0, 3))])
+def test_ranks_step_as_one(pair, cut):
+    alone = TorchCritic(tiny())
+    (one, saved), (other, nothing) = pair.run(part_of_steps, cut)
+    for (advantages, stats), (more, same) in zip(one, other, strict=True):
+        expected = {g.group.uid: g.advantages for g in alone.estimate(ragged())}
+        for uid, found in (advantages | more).items():
+            assert found == pytest.approx(expected.pop(uid), abs=1e-6)
+        assert not expected
+        step = dataclasses.astuple(alone.finish_step())
+        assert dataclasses.astuple(stats) == dataclasses.astuple(same) == pytest.approx(step)
+    tensors, numbers = alone.save()
+    assert numbers == saved[1] == nothing[1] and nothing[0] == {}
+    for name, tensor in tensors.items():
+        assert torch.allclose(saved[0][name], tensor, atol=1e-9), name
+
+
+def test_ranks_go_on_with_what_one_has_saved(pair):
+    found = pair.run(gone_on)
+    assert found[0] == found[1]
+
+
+def gone_on(team):
+    alone = taught(TorchCritic(tiny()), 2)
+    critic = TorchCritic(tiny(), team=team)
+    critic.restore(*alone.save())
+    critic.estimate(ragged()[2 * team.rank : 2 * team.rank + 2])
+    alone.estimate(ragged())
+    stats, expected = critic.finish_step(), alone.finish_step()
+    assert dataclasses.astuple(stats) == pytest.approx(dataclasses.astuple(expected))
+    return dataclasses.astuple(stats)

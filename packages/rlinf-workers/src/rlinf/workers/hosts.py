@@ -218,12 +218,16 @@ class LearnerWorker(EngineWorker):
 
 
 class CriticWorker(LearnerWorker):
-    """Gives scored groups the advantages of their tokens, and learns values."""
+    """Gives scored groups the advantages of their tokens, and learns values.
+
+    A group of `config.ranks`; what a step was is the result of each.
+    """
 
     _engine: "TorchCritic"
 
     def __init__(self, model: "ModelSpec", config: "CriticConfig", trainer: str) -> None:
         self._model, self._config, self._trainer = model, config, trainer
+        self._team = _team("critic", self, config.ranks)
         self._begin()
 
     def _begin(self) -> None:
@@ -231,7 +235,8 @@ class CriticWorker(LearnerWorker):
         from rlinf.workers.engines.torch_critic import TorchCritic
         from rlinf.workers.weights import WeightReceiver
 
-        self._engine = TorchCritic(build_model(self._model, weights=False), self._config)
+        model = build_model(self._model, weights=False)
+        self._engine = TorchCritic(model, self._config, self._team)
         self._receiver = WeightReceiver(self.endpoint, self._engine)
 
     @stage(finish="finish_step")
@@ -246,6 +251,10 @@ class CriticWorker(LearnerWorker):
     def load_weights(self, version: int) -> str:
         """Begin from the trainer's weights of this version; returns their fingerprint."""
         return self._receiver.fetch(self._trainer, version).fingerprint
+
+    def close(self) -> None:
+        """See `Worker`."""
+        self._team.close()
 
 
 class InferenceWorker(EngineWorker):
@@ -338,12 +347,8 @@ class TrainerWorker(PublisherWorker):
     _engine: Any
 
     def __init__(self, model: "ModelSpec", config: "TrainerConfig") -> None:
-        from rlinf.workers.team import Team
-
-        if config.ranks != self.world_size:
-            raise ConfigError(f"trainer.ranks={config.ranks}, but there are {self.world_size}")
         self._model, self._config = model, config
-        self._team = Team.of(self)
+        self._team = _team("trainer", self, config.ranks)
         super().__init__(self._team)
 
     def _begin(self) -> None:
@@ -375,3 +380,12 @@ def _catch_up(receiver: "WeightReceiver", trainer: str) -> None:
 
     with contextlib.suppress(WeightsUnknown):
         receiver.fetch(trainer)
+
+
+def _team(role: str, worker: Worker, ranks: int) -> "Team":
+    """The team of a worker's group. Raises `ConfigError` where it is not as large as `ranks`."""
+    from rlinf.workers.team import Team
+
+    if ranks != worker.world_size:
+        raise ConfigError(f"{role}.ranks={ranks}, but there are {worker.world_size}")
+    return Team.of(worker)

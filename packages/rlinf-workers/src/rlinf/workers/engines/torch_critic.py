@@ -1,7 +1,7 @@
 """The embedded critic: a causal LM's trunk with a value head, and generalised advantages."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from rlinf.workers.engines.prefix_batch import PrefixBatch
 from rlinf.workers.roles.critic import CriticStats
 from rlinf.workers.roles.reward import ScoredGroup
 from rlinf.workers.roles.rollout import FloatArray
+from rlinf.workers.team import Team
 
 __all__ = ["CriticConfig", "TorchCritic"]
 
@@ -37,12 +38,15 @@ class CriticConfig:
         lam: How far advantages trust later rewards (1) over the critic's next value (0).
         micro_batch_tokens: Bound on the tokens that go through the model at once, if one group
             alone does not exceed it.
+        ranks: Workers of the critic, a process each with the whole model. Each takes some of a
+            step's samples, and they step with the sum of their gradients.
     """
 
     optimiser: OptimiserConfig = field(default_factory=lambda: OptimiserConfig(lr=1e-3))
     gamma: Share = 1.0
     lam: Share = 1.0
     micro_batch_tokens: Count = 16384
+    ranks: Count = 1
 
 
 @dataclass(slots=True)
@@ -55,6 +59,10 @@ class _Sums:
     squared_target: float = 0.0
     tokens: int = 0
 
+    def __add__(self, other: "_Sums") -> "_Sums":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return _Sums(*(one + another for one, another in pairs))
+
 
 class TorchCritic(Served):
     """A `CriticEngine` on one device. Not thread-safe.
@@ -63,10 +71,16 @@ class TorchCritic(Served):
     the token. The head begins at 0, so the first advantages are the rewards themselves. A response
     that was cut off at its longest ended for the task as well: nothing is bootstrapped after it.
     A policy's weights go into the trunk; the head stays.
+
+    With a `team`, `finish_step` is collective: every rank has the same model, and makes the step of
+    all their samples. Which rank was given which is of no matter but for rounding.
     """
 
-    def __init__(self, model: nn.Module, config: CriticConfig | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, config: CriticConfig | None = None, team: Team | None = None
+    ) -> None:
         self._config = config or CriticConfig()
+        self._team = team or Team()
         self._model = model
         self._backbone = backbone_of(model)
         weight: Any = model.get_output_embeddings().weight  # type: ignore[operator]
@@ -86,7 +100,8 @@ class TorchCritic(Served):
 
     def finish_step(self) -> CriticStats:
         """See `CriticEngine`. Raises `NonFiniteGradient`; the step's samples are dropped then."""
-        sums, self._sums = self._sums, _Sums()
+        sums, self._sums = sum(self._team.gather(self._sums), _Sums()), _Sums()
+        self._add_gradients()
         norm = self._optimiser.step(float(sums.tokens))
         count = max(sums.tokens, 1)
         variance = sums.squared_target / count - (sums.target / count) ** 2
@@ -102,15 +117,18 @@ class TorchCritic(Served):
     def save(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """What decides the steps to come: tensors (not copies) and numbers, each by name.
 
-        Raises `ValueError` in the middle of a step.
+        Rank 0 has the tensors, which are alike. Raises `ValueError` in the middle of a step.
         """
         if self._sums != _Sums():
             raise ValueError("finish the critic's step before saving")
+        numbers = {"version": self._version, "optimiser_calls": self._optimiser.calls}
+        if self._team.rank:
+            return {}, numbers
         named = self._named()
         model = {f"model.{name}": p.detach() for name, p in named.items()}
         moments = self._optimiser.state(list(named))
         tensors = model | {f"optimiser.{name}": tensor for name, tensor in moments.items()}
-        return tensors, {"version": self._version, "optimiser_calls": self._optimiser.calls}
+        return tensors, numbers
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
         """Become what `save` described; a step that was begun is forgotten.
@@ -129,6 +147,18 @@ class TorchCritic(Served):
     def _named(self) -> dict[str, nn.Parameter]:
         head = {f"value_head.{name}": p for name, p in self._head.named_parameters()}
         return dict(self._model.named_parameters()) | head
+
+    def _add_gradients(self) -> None:
+        """Have everybody's sum on every rank."""
+        if self._team.size == 1:
+            return
+        parameters = list(self._named().values())
+        blank = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        whole = torch.cat([gradient.flatten() for gradient in blank])
+        self._team.add(whole)
+        pieces = torch.split(whole, [p.numel() for p in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self._named().values()

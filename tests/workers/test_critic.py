@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from rlinf.comm import PeerLost
 from rlinf.workers.algorithms.advantages import gae
 from rlinf.workers.engines.models import ModelSpec, build_model
 from rlinf.workers.engines.optimiser import OptimiserConfig
@@ -253,3 +254,21 @@ def gone_on(team):
     stats, expected = critic.finish_step(), alone.finish_step()
     assert dataclasses.astuple(stats) == pytest.approx(dataclasses.astuple(expected))
     return dataclasses.astuple(stats)
+
+
+def left_alone(team):
+    """Rank 1 goes without a word, as if it had been killed."""
+    if team.rank == 1:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        return None
+    try:
+        team.gather(0)
+    except PeerLost as error:
+        return str(error)
+
+
+def test_the_loss_of_a_mate_has_a_name(pair):
+    alone, _ = pair.run(left_alone)
+    assert alone.startswith("rank 0 of 2 has lost a mate: ")

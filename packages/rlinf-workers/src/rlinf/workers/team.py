@@ -8,6 +8,7 @@ Every call here is collective: all ranks make the same calls in the same order. 
 by everybody within `PATIENCE_S` fails on those that wait.
 """
 
+import contextlib
 import datetime
 import importlib
 import os
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlinf.comm import CommError, Request
+from rlinf.comm import CommError, PeerLost, Request
 from rlinf.workers.base import WorkerBase
 from rlinf.workers.errors import ConfigError, WorkerError
 from rlinf.workers.shards import Shard, assembled
@@ -31,6 +32,8 @@ SERVICE = "team"
 MEET_S = 60.0
 """How long a rank waits for rank 0 to be there; the start of a process is in it."""
 ASK_S = 0.2
+LIBRARIES = ("gloo", "NCCL")
+"""Which of them a message is from."""
 PATIENCE_S = 600.0
 """How long a collective call waits for the last rank."""
 
@@ -103,7 +106,8 @@ class Team:
         import torch.distributed as dist
 
         gathered: list[T | None] = [None] * self.size
-        dist.all_gather_object(gathered, value)
+        with self.watched():
+            dist.all_gather_object(gathered, value)
         return gathered  # type: ignore[return-value]
 
     def first(self, value: T) -> T:
@@ -115,7 +119,21 @@ class Team:
         if self.size > 1:
             import torch.distributed as dist
 
-            dist.all_reduce(tensor)
+            with self.watched():
+                dist.all_reduce(tensor)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Name the loss of a mate, which gloo and nccl only call a RuntimeError: `PeerLost`."""
+        try:
+            yield
+        except RuntimeError as error:
+            first = str(error).splitlines()[0] if str(error) else ""
+            if self.size == 1 or not any(word in first for word in LIBRARIES):
+                raise
+            raise PeerLost(
+                f"rank {self.rank} of {self.size} has lost a mate: {first}", operation="collective"
+            ) from error
 
     def collect(self, shards: Mapping[str, Shard]) -> dict[str, "Tensor"]:
         """The whole tensors that everybody's shards make, on rank 0; nothing on the others.

@@ -275,12 +275,12 @@ class ShardedTrainer:
             return loss
 
         outputs = max(1, self._config.micro_batch_logits // self._model.vocabulary)
-        self._model.run(
-            [
-                Micro([part.rows for part in micro], micro[0].sampling, loss_of(micro))
-                for micro in cut(rows, self._config.micro_batch_tokens, outputs)
-            ]
-        )
+        micros = [
+            Micro([part.rows for part in micro], micro[0].sampling, loss_of(micro))
+            for micro in cut(rows, self._config.micro_batch_tokens, outputs)
+        ]
+        with self._team.watched():
+            self._model.run(micros)
         return sum(sums, PartialStats()) if self._model.reports else PartialStats()
 
 

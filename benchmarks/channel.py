@@ -112,7 +112,7 @@ def crowds(rounds: int) -> dict[str, object]:
 def floors(rounds: int) -> dict[str, object]:
     """What nothing that moves items between processes by this code can do without."""
     title, block, array = "The floor of a channel", bytes(1 << 18), np.zeros(1 << 18, np.float32)
-    ring = np.frombuffer(mmap.mmap(-1, 8 * array.nbytes), np.float32).reshape(8, -1)
+    ring = np.frombuffer(mmap.mmap(-1, 64 * array.nbytes), np.float32).reshape(64, -1)
     kept = np.empty_like(array)
     with started({"rlinf": Rlinf}) as team:
         rlinf: Rlinf = team["rlinf"]
@@ -134,6 +134,10 @@ def floors(rounds: int) -> dict[str, object]:
             ),
             "1 MB copied, 8 places in turn": (
                 lambda n: [np.copyto(ring[at % 8], array) for at in range(n)],
+                400,
+            ),
+            "1 MB copied, 64 places in turn": (
+                lambda n: [np.copyto(ring[at % 64], array) for at in range(n)],
                 400,
             ),
             "a question to the server": (lambda n: [rlinf.depth() for _ in range(n)], 400),

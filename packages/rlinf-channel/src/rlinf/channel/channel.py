@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -206,10 +206,11 @@ class Channel(Producer, Consumer):
         return size
 
     def statistics(self, timeout: TimeoutLike = DEFAULT) -> ChannelStatistics:
-        """The channel as its server sees it now."""
+        """The channel as its server sees it now, and the `hit_rate` of what was put from here."""
         (state,) = self._link.ask("statistics", timeout=timeout)
         assert isinstance(state, ChannelStatistics)
-        return state
+        cache = session_of(self._link.endpoint).caches.get(self._link.number)
+        return state if cache is None else replace(state, hit_rate=cache.hit_rate)
 
     @property
     def durability(self) -> str:

@@ -67,6 +67,9 @@ class ChannelStatistics:
     consumers: tuple[ConsumerStatistics, ...]
     waiting: tuple[Waiting, ...] = ()
     """Who waits, the longest first; at most `MOST_LISTED` are named."""
+    hit_rate: float | None = None
+    """Of the items that stay on the accelerator of whoever asks: the share that was there when it
+    was needed. None where it has put none of that kind."""
 
     @property
     def balance(self) -> float:

@@ -272,11 +272,6 @@ class Endpoint:
         self._check()
         return empty(self._in.transports.values(), shape, dtype)
 
-    def handle(self, what: str) -> Handle[Any]:
-        """A handle for the caller to complete: whoever waits for it dispatches meanwhile."""
-        self._check()
-        return self._patience.handle(what)
-
     def add_sink(self, sink: Sink) -> None:
         """Tell this sink of every event from now on."""
         self._exchange.ledger.sinks.append(sink)
@@ -382,6 +377,12 @@ class Endpoint:
         if peer is not None and peer.link is None and not wish.done():
             self._patience.watch(wish, peer)
         return wish
+
+
+def handle_of(endpoint: Endpoint, what: str) -> Handle[Any]:
+    """A handle for the caller to complete: whoever waits for it dispatches meanwhile."""
+    endpoint._check()
+    return endpoint._patience.handle(what)
 
 
 def _receiving(peer: Peer | None, tag: int) -> str:

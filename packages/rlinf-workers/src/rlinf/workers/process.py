@@ -30,6 +30,7 @@ from rlinf.comm import (
     WorkerId,
 )
 from rlinf.comm import Timeout as CommTimeout
+from rlinf.comm.endpoint import handle_of
 from rlinf.workers.base import Context, WorkerBase
 from rlinf.workers.errors import Aborted, CallError, StageError, StartError, WorkerError
 from rlinf.workers.flow import StageRunner
@@ -175,7 +176,7 @@ class _Loop:
             with self._lock:
                 if self._inbox:
                     return self._inbox.popleft()
-                self._awaited = awaited = self._endpoint.handle("a call")
+                self._awaited = awaited = handle_of(self._endpoint, "a call")
             with contextlib.suppress(CommTimeout):
                 awaited.wait(IDLE_S)
 

@@ -51,6 +51,8 @@ def test_plan_explain_simulate_compare(tmp_path: Path, workflow: str):
     assert len(Plan.load(plan).devices) == 4
     done = run("main", "explain", workflow, "--gpus", "4", "--json")
     assert json.loads(done.stdout)["bottleneck"] in ("rollout", "train")
+    done = run("main", "explain", workflow, "--gpus", "2", "--plan", plan)
+    assert done.returncode == 2 and "plan.yaml is for 4 devices" in done.stderr
     picture = str(tmp_path / "plan.html")
     done = run("main", "simulate", workflow, "--gpus", "4", "--plan", plan, "--draw", picture)
     assert "predicted" in done.stdout and Path(picture).exists(), done.stderr

@@ -125,3 +125,16 @@ def test_a_long_tail_makes_pipelines_less_attractive():
     even, late = planned(()), planned((0.9, 0.95, 1.0))
     assert even.kind == "spatial"
     assert late.seconds > even.seconds
+
+
+def test_a_type_that_a_component_was_not_measured_on_is_not_for_it():
+    devices = ("h100:0", "l40:0", "l40:1")
+    fast = ComponentProfile((Sample(1, 8, 1.0, "h100"),))
+    anywhere = ComponentProfile((Sample(1, 8, 1.0),))
+    graph = chain("rollout", "train", sizes=(1,))
+    plan = search(graph, Profile({"rollout": fast, "train": anywhere}), devices, 8)
+    assert plan.placements()["rollout"].devices == ("h100:0",)
+    assert plan.kind == "spatial" and "l40:0" in plan.placements()["train"].devices
+    slow = ComponentProfile((Sample(1, 8, 1.0, "l40"),))
+    with pytest.raises(InfeasibleError, match="rollout was measured on h100 only, have 2 of l40"):
+        search(graph, Profile({"rollout": fast, "train": slow}), devices[1:], 8)

@@ -76,9 +76,13 @@ def _workflow(options: argparse.Namespace) -> Workflow:
 
 
 def _chosen(options: argparse.Namespace, workflow: Workflow) -> Plan:
-    if getattr(options, "plan", None):
-        return Plan.load(options.plan)
-    return _best(workflow)
+    if not options.plan:
+        return _best(workflow)
+    plan = Plan.load(options.plan)
+    if options.gpus not in (None, len(plan.devices)):
+        count = len(plan.devices)
+        raise SchedError(f"--gpus {options.gpus}: the plan {options.plan} is for {count} devices")
+    return plan
 
 
 def _best(workflow: Workflow) -> Plan:

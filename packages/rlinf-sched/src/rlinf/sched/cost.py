@@ -180,6 +180,8 @@ class CostModel:
         if len(self.parts_of(i)) > 1:
             return f"the cycle {name} does not fit on {have} devices"
         entry = self.profile[name]
+        if not any(entry.runs_on(kind) for kind in counts):
+            return f"{name} was measured on {', '.join(entry.types())} only, have {have}"
         kind = max(counts, key=lambda t: counts[t])
         most = int(self.sizes(self.components[i], counts[kind])[-1])
         each, limit = entry.active_bytes / most, self.profile.memory(kind)
@@ -203,7 +205,7 @@ class CostModel:
         found = []
         width = len(self.machine.counts)
         for t, kind in enumerate(self.machine.types):
-            if kind and kind not in entry.types() and entry.law is None:
+            if not entry.runs_on(kind):
                 continue
             count = int(self.machine.counts[t])
             sizes, free = self._fitting(entry, self.sizes(component, count), kind, beside)

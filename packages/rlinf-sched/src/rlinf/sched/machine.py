@@ -41,7 +41,7 @@ class Machine:
         counts = [len(names)]
         if profiled - {""}:
             found = Counter(name.rpartition(":")[0] for name in names)
-            types = tuple(t for t in found if t in profiled) or ("",)
+            types = tuple(t for t in found if t in profiled or "" in profiled) or ("",)
             counts = [found[t] if t else len(names) for t in types]
         if profile.cores and any(entry.cores for entry in profile.components.values()):
             counts.append(int(profile.cores))

@@ -82,7 +82,9 @@ class Plan:
         time = "" if self.seconds is None else f", {self.seconds:.4g} s"
         lag = f", staleness {self.staleness}" if self.staleness else ""
         near = f", at most {100 * self.bound:.2g} % from the best" if self.bound else ""
-        head = f"{self.kind} plan: {len(self.devices)} devices, batch {self.batch}"
+        count = len(self.devices)
+        devices = "1 device" if count == 1 else f"{count} devices"
+        head = f"{self.kind} plan: {devices}, batch {self.batch}"
         return f"{head}{time}{lag}{near}\n{draw(self.root, 1)}"
 
     def placements(self) -> dict[str, Placement]:

@@ -81,6 +81,14 @@ class ComponentProfile:
         """Device types it was measured on."""
         return tuple(dict.fromkeys(sample.device_type for sample in self.samples)) or ("",)
 
+    def runs_on(self, device_type: str) -> bool:
+        """It was measured there, or on devices of no type, which stand for all."""
+        return (
+            not device_type
+            or self.law is not None
+            or not {device_type, ""}.isdisjoint(self.types())
+        )
+
     def seconds(
         self, devices: Floats, batch: float, device_type: str = "", free_bytes: float = 0.0
     ) -> Floats:
@@ -99,7 +107,10 @@ class ComponentProfile:
 
     def tables(self, device_type: str = "") -> dict[float, TimeTable]:
         """What was measured on one type of device, by the memory that was free; increasing."""
-        samples = [s for s in self.samples if s.device_type == device_type] or list(self.samples)
+        typed, untyped = (
+            [s for s in self.samples if s.device_type == kind] for kind in (device_type, "")
+        )
+        samples = typed or untyped or list(self.samples)
         levels = sorted({s.free_bytes or np.inf for s in samples})
         return {
             level: TimeTable.of(

@@ -23,7 +23,8 @@ def report(spans: Sequence[Span], rows: int = 20) -> str:
 
 
 def _totals(spans: Sequence[Span], rows: int) -> list[str]:
-    lines = [f"{len(spans)} events over {wall_s(spans):.3f} s", ""]
+    events = "1 event" if len(spans) == 1 else f"{len(spans)} events"
+    lines = [f"{events} over {wall_s(spans):.3f} s", ""]
     lines.append(f"{'what':40s} {'count':>7s} {'seconds':>9s} {'of wall':>8s} {'MB':>9s}")
     for total in totals(spans)[:rows]:
         label = f"{total.kind}: {total.name}" if total.kind else total.name

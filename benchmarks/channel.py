@@ -145,6 +145,32 @@ def floors(rounds: int) -> dict[str, object]:
         return {title: harness.show(title, timed(runs, rounds), "1 KB of bytes into a block")}
 
 
+def costs() -> dict[str, object]:
+    """Who spends how much processor time on an item: that is what no second core takes off."""
+    title = "Processor time of an item"
+    rows: list[dict[str, object]] = []
+    print(f"\n{title}, in us")
+    with started({"rlinf": Rlinf}) as team:
+        rlinf: Rlinf = team["rlinf"]
+        for name, item, count, size in (
+            ("1 KB of bytes, batches of 2048", bytes(1024), 1_000_000, 2048),
+            ("1 KB array, batches of 2048", np.zeros(256, np.float32), 500_000, 2048),
+            ("1 MB array, batches of 64", np.zeros(1 << 18, np.float32), 6_400, 64),
+            ("1 MB array, put and get", np.zeros(1 << 18, np.float32), 6_400, 0),
+        ):
+            for number in (count // 10, count):  # the first warms up
+                before = rlinf.spent()
+                if size:
+                    rlinf.stream_batches(item, number, size)
+                else:
+                    rlinf.stream(item, number)
+                after = rlinf.spent()
+            row = {who: round(1e6 * (after[who] - before[who]) / count, 2) for who in after}
+            rows.append({"name": name, **row})
+            print(f"  {name:34}" + "".join(f"{who:>12} {us:8}" for who, us in row.items()))
+    return {title: rows}
+
+
 def coalescing(rounds: int) -> dict[str, object]:
     """What it saves to let small items travel together."""
     title, item, count = "64 B items, together or each in a message", bytes(64), 20_000
@@ -241,6 +267,7 @@ def measure(quick: bool) -> dict[str, object]:
             samples = one_to_one(team, item, count // 4 if quick else count, rounds)
             figures[name] = harness.show(name, samples, "SimpleQueue")
     figures |= floors(rounds)
+    figures |= costs()
     figures |= coalescing(rounds)
     figures |= crowds(3 if quick else 5)
     figures |= balance(3)

@@ -205,6 +205,12 @@ class Rlinf(Team):
         time.sleep(seconds)
         return sum(server.cpu_times()[:2]) - before
 
+    def spent(self) -> dict[str, float]:
+        """Processor seconds so far of the producer (this process), the server and a consumer."""
+        pids = os.getpid(), self._members[0][0].pid, self._members[self._consumers[0]][0].pid
+        used = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
+        return dict(zip(("producer", "server", "consumer"), used, strict=True))
+
     def pin(self, cores: set[int]) -> None:
         """Keep all processes, but for this one, on these cores."""
         for process, _ in self._members:

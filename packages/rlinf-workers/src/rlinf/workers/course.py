@@ -46,6 +46,9 @@ from rlinf.workers.planning import (
 
 __all__ = ["Choice", "Course", "Decision", "PlanningConfig", "course"]
 
+SLOWEST = 16
+"""How many of the first windows the window grows to, where drifts turn round again and again."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanningConfig:
@@ -308,10 +311,10 @@ class _Search:
 
     def _note_turn(self, rose: bool) -> None:
         """A drift that turned round must last twice as long the next time: what swings to and fro
-        is soon no longer followed. (The gain rule sees to that itself.)
+        is soon followed but now and then. (The gain rule sees to that itself.)
         """
         if isinstance(self._rule, DeviationRule) and self._rose is not None and self._rose != rose:
-            self._rule.window *= 2
+            self._rule.window = min(2 * self._rule.window, SLOWEST * self._config.window)
         self._rose = rose
 
     def _factors(self, plan: Plan, busy: Mapping[str, float]) -> dict[str, float]:

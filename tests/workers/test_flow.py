@@ -106,6 +106,13 @@ class Doubler(Worker):
             yield 0, item
 
     @stage
+    def halves(self, items: list[int]) -> Iterator[list[tuple[int, int]]]:
+        last = list(enumerate(items))
+        yield last[1::2]
+        yield []
+        yield last[::2]
+
+    @stage
     def half(self, items: list[int]) -> Iterator[tuple[int, int, float]]:
         for index in range(len(items) // 2):
             yield index, items[index], 3.0
@@ -148,6 +155,15 @@ def test_a_stage_may_change_the_number_of_items(inline: Cluster, doubler: Any) -
     (report,) = doubler.odd(given, made).result(30)
     assert list(made) == [1, 3, 5, 7, 9]
     assert [record.items_out for record in report.records] == [2, 2, 1]
+
+
+def test_outputs_that_are_ready_together_travel_together(inline: Cluster, doubler: Any) -> None:
+    given, made = channels(inline, 5, [0, 1, 2, 3])
+    (report,) = doubler.halves(given, made).result(30)
+    assert list(made) == [1, 3, 0, 2]
+    [record] = report.records
+    one, three, zero, two = record.emitted
+    assert one == three < zero == two
 
 
 def test_without_an_output_the_values_come_back(inline: Cluster, doubler: Any) -> None:

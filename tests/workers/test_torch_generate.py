@@ -166,6 +166,9 @@ def test_groups_come_in_the_order_in_which_they_complete():
     lengths = {"long": 40, "short": 2, "middle": 9}
     asked = [GenerationRequest(uid, prompt, 3, n, Sampling()) for uid, n in lengths.items()]
     assert [group.uid for group in engine.generate(asked)] == ["short", "middle", "long"]
+    asked.append(GenerationRequest("also short", prompt, 3, 2, Sampling()))
+    bursts = [[group.uid for group in groups] for groups in engine.bursts(asked)]
+    assert bursts == [["short", "also short"], ["middle"], ["long"]]
 
 
 def test_the_first_group_does_not_wait_for_the_last():

@@ -25,6 +25,8 @@ from rlinf.workers.stages import Again, Stage, stages
 __all__ = ["StageRunner"]
 
 Output = tuple[Any, float]
+Emitted = tuple[int, Any, float]
+"""An output of a streaming stage: index of the item, output, weight."""
 ROOM_S = 10.0
 """The same for a wait for room in the output channel."""
 EAGER_S = 0.05
@@ -167,13 +169,15 @@ class StageRunner:
         sending = _Sending(work, lease)
         for emitted in answer:
             work.check()
-            index, output, weight = _emitted(emitted)
-            if index not in left:
-                raise ValueError(f"yielded item {index}, which is not one of {sorted(left)}")
-            left.remove(index)
-            if work.target is not None:
-                sending.add(index, (output, weight))
-                record.emit([output])
+            together = list(map(_emitted, emitted if isinstance(emitted, list) else [emitted]))
+            for index, _, _ in together:
+                if index not in left:
+                    text = f"yielded item {index}, which is not one of {sorted(left)}"
+                    raise ValueError(text)
+                left.remove(index)
+            if work.target is not None and together:
+                sending.add(together)
+                record.emit([output for _, output, _ in together])
         if left:
             raise ValueError(f"ended without an output for the items {sorted(left)} of its chunk")
         sending.finish()
@@ -289,13 +293,13 @@ class _Sending:
 
     def __init__(self, work: _Work, lease: Lease) -> None:
         self._work, self._lease = work, lease
-        self._gathered: list[tuple[int, Output]] = []
-        self._travelling: list[tuple[int, Output]] = []
+        self._gathered: list[Emitted] = []
+        self._travelling: list[Emitted] = []
         self._commit: Commit | None = None
 
-    def add(self, index: int, output: Output) -> None:
-        """Pass an output on, now or with the next commit. Raises what an earlier commit met."""
-        self._gathered.append((index, output))
+    def add(self, together: Sequence[Emitted]) -> None:
+        """Pass outputs on, now or with the next commit. Raises what an earlier commit met."""
+        self._gathered += together
         if self._commit is None or self._commit.done():
             self._arrive()
             self._depart()
@@ -315,8 +319,8 @@ class _Sending:
         assert self._work.target is not None
         self._travelling, self._gathered = self._gathered, []
         self._commit = self._lease.commit_later(
-            [index for index, _ in self._travelling],
-            [output for _, output in self._travelling],
+            [index for index, _, _ in self._travelling],
+            [(output, weight) for _, output, weight in self._travelling],
             self._work.target,
             timeout=ROOM_S,
         )
@@ -373,7 +377,7 @@ def _outputs(answer: Any, items: int, work: "_Work") -> list[Output]:
     return [(output, 1.0) for output in answer]
 
 
-def _emitted(emitted: Any) -> tuple[int, Any, float]:
+def _emitted(emitted: Any) -> Emitted:
     if not isinstance(emitted, tuple) or len(emitted) not in (2, 3):
         raise TypeError(
             f"yielded {type(emitted).__name__}: a stage yields (index, output[, weight])"

@@ -102,7 +102,7 @@ class RolloutWorker(EngineWorker):
         """The version to serve from the next token on; None: the one that is served."""
 
     @stage
-    def generate(self, requests: list[GenerationRequest]) -> Iterator[tuple[int, Group]]:
+    def generate(self, requests: list[GenerationRequest]) -> Iterator[list[tuple[int, Group]]]:
         """One group a request, in the order of completion.
 
         Samples that `renew` cuts off go on with the new weights, which read again what there is of
@@ -113,12 +113,15 @@ class RolloutWorker(EngineWorker):
         while left:
             self._catch_up()
             cut: list[GenerationRequest] = []
-            for group in self._engine.generate(left):
-                place = index[group.uid]
-                if self._due is None or group.complete:
-                    yield place, group
-                else:
-                    cut.append(group.resumed(requests[place].max_new_tokens))
+            for groups in self._engine.bursts(left):
+                done: list[tuple[int, Group]] = []
+                for group in groups:
+                    place = index[group.uid]
+                    if self._due is None or group.complete:
+                        done.append((place, group))
+                    else:
+                        cut.append(group.resumed(requests[place].max_new_tokens))
+                yield done
                 if self._due is not None:  # it may have come before the engine listened
                     self._engine.abort()
             left = cut

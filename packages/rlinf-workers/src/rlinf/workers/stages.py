@@ -35,7 +35,8 @@ class Stage:
 
     Attributes:
         finish: Name of the method to run after the last chunk, under the same devices.
-        streaming: The function yields (index of the input, output) as outputs get ready.
+        streaming: The function yields (index of the input, output), or lists of them, as outputs
+            get ready.
     """
 
     finish: str = ""
@@ -53,7 +54,8 @@ def stage(function: F | None = None, *, finish: str = "") -> F | Callable[[F], F
     - returns a list with one output an item, in the same order; or
     - returns `(outputs, weights)`, two lists of equal length, however many; or
     - is a generator of `(index of the item, output)` or `(index, output, weight)` in the order of
-      completion; each output is passed on at once, and each index must come exactly once.
+      completion, or of lists of those that complete together; each output is passed on at once,
+      and each index must come exactly once.
     Without an output channel it may return anything; its values come back in the `StageReport`.
 
     In a ring (`Cluster.ring`), `(input, output, ring, ...)` makes it the head: it takes from its

@@ -82,7 +82,9 @@ class TorchEpisodes(TorchGenerate):
         """Seconds so far in which every episode waited for a tool."""
         return self._idle_s
 
-    def _generate(self, requests: list[GenerationRequest], sampling: Sampling) -> Iterator[Group]:
+    def _generate(
+        self, requests: list[GenerationRequest], sampling: Sampling
+    ) -> Iterator[list[Group]]:
         if sampling.stop_strings:
             raise ConfigError("a turn ends where its format says so: stop_strings are not read")
         table = _Table(requests)
@@ -90,13 +92,13 @@ class TorchEpisodes(TorchGenerate):
         try:
             while waiting or table.rows:
                 self._admit(table, waiting, sampling)
-                yield from table.complete()
+                yield list(table.complete())
                 self._collect(table)
                 if table.due(self._gather_steps):
                     self._resume(table, sampling)
                 elif table.going.any():
                     self._decode(table, sampling)
-                yield from table.complete()
+                yield list(table.complete())
                 self._drop(table, bool(waiting))
         finally:
             for number in table.pending:  # the caller wants no more

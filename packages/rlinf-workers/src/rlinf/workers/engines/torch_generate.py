@@ -92,7 +92,12 @@ class TorchGenerate(Served):
         return self._model
 
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Group]:
-        """Yield one group a request as each completes.
+        """Yield one group a request as each completes; see `bursts`."""
+        for groups in self.bursts(requests):
+            yield from groups
+
+    def bursts(self, requests: Iterable[GenerationRequest]) -> Iterator[list[Group]]:
+        """Yield the groups that complete with the same token together.
 
         Requests with equal `sampling` are decoded together, others one kind after the other.
         """
@@ -101,13 +106,15 @@ class TorchGenerate(Served):
         for request in requests:
             kinds.setdefault(request.sampling, []).append(request)
         for sampling, alike in kinds.items():
-            yield from self._generate(alike, sampling)
+            yield from filter(None, self._generate(alike, sampling))
 
     def abort(self, uids: Collection[str] | None = None) -> None:
         """See `RolloutEngine`."""
         self._aborts = [*self._aborts, None if uids is None else frozenset(uids)]
 
-    def _generate(self, requests: list[GenerationRequest], sampling: Sampling) -> Iterator[Group]:
+    def _generate(
+        self, requests: list[GenerationRequest], sampling: Sampling
+    ) -> Iterator[list[Group]]:
         results = Results(requests)
         waiting = deque(range(len(requests)))
         flight: Flight | None = None
@@ -116,16 +123,16 @@ class TorchGenerate(Served):
         while waiting or flight is not None:
             if known is not self._aborts:
                 known = self._aborts
-                yield from self._cut(results, waiting, flight)
+                yield list(self._cut(results, waiting, flight))
                 flight = self._compacted(flight, bool(waiting))
                 continue
             chosen = self._admitted(requests, waiting, flight)
             if chosen:
                 joined, groups = self._begin(results, chosen, stops)
-                yield from groups
+                yield groups
                 flight = _together(flight, joined)
             elif flight is not None:
-                yield from self._step(results, flight, stops)
+                yield self._step(results, flight, stops)
             flight = self._compacted(flight, bool(waiting))
 
     def _admitted(

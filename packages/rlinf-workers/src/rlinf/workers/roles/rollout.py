@@ -199,6 +199,9 @@ class RolloutEngine(Residency, Protocol):
     def generate(self, requests: Iterable[GenerationRequest]) -> Iterator[Group]:
         """Yield one group a request, in the order in which they complete."""
 
+    def bursts(self, requests: Iterable[GenerationRequest]) -> Iterator[list[Group]]:
+        """The same, with those together that complete together."""
+
     def abort(self, uids: Collection[str] | None = None) -> None:
         """End these requests of the `generate` under way (None: all) at their next token.
 

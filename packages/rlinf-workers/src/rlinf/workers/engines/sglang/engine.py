@@ -77,6 +77,10 @@ class SglangGenerate:
             if not left[ask.request]:
                 yield group_of(asked[ask.request], said[ask.request])
 
+    def bursts(self, requests: Iterable[GenerationRequest]) -> Iterator[list[Group]]:
+        """The same, each by itself: the server answers one by one."""
+        return ([group] for group in self.generate(requests))
+
     def abort(self, uids: Collection[str] | None = None) -> None:
         """See `RolloutEngine`."""
         if uids is None:

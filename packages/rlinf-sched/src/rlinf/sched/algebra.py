@@ -31,14 +31,6 @@ ROUND = 1 + 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
-    """Which components of a set have pipelined neighbours before it and after it (bit masks)."""
-
-    before: int = 0
-    after: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Labels:
     """Labels of sub-plans, one a row, columns as the ports ask.
 

@@ -32,7 +32,10 @@ ALIKE = (175, 90, 45, 32, 22, 11)
 close to the bound."""
 
 WORK = 8e7, 2e7
-"""Work of all trials together: for workflows that are no chain; for chains."""
+"""Work of all trials together: for workflows that are no chain, of LARGE components and more; for
+others."""
+
+LARGE = 8
 
 GROWTH = 1.2
 """A trial is likely to take so much more work than the one before; with less left, none begins."""
@@ -78,7 +81,7 @@ def raised(
     """
     layout = Layout.of(model, packing, micro_batches)
     found: Found = np.inf, None
-    left = WORK[model.chain]
+    left = WORK[model.chain or len(model.names) < LARGE]
     likely, step, finer = 0.0, FIRST, list(ALIKE)
     while finer and found[0] > low * CLOSE and likely <= left:
         limit = max(low * FIRST, min(low * step, found[0] / CLOSE))

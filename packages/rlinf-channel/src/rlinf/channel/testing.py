@@ -43,7 +43,7 @@ def check_channel(seed: int, size: int = 1) -> dict[str, int]:
 
     Args:
         seed: Of everything that happens.
-        size: 0: an item or two and one kind of trouble, some thousand schedules a second; 1: all
+        size: 0: an item or two and one kind of trouble, twice as many schedules a second as 1: all
             kinds of trouble together; 3: up to three producers and consumers of ``in``, and 27
             items.
     """

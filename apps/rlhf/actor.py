@@ -1,19 +1,17 @@
-"""The trainer of this app: it can warm up on demonstrations, and others get its weights."""
+"""The trainer of this app: it can warm up on demonstrations, and others get its weights.
+
+The program imports this too, and has no use for torch: what needs it is imported where it runs.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from settings import RlhfConfig, SftConfig
 from tasks import Task
 
 from rlinf.comm import Handle
 from rlinf.workers import WorkerGroup
-from rlinf.workers.engines.models import build_model
-from rlinf.workers.engines.parameters import load_state, state_of
-from rlinf.workers.engines.torch_generate import TorchGenerate
-from rlinf.workers.engines.torch_trainer import TorchTrainer
 from rlinf.workers.hosts import TrainerWorker
 from rlinf.workers.roles import Group
 
@@ -26,6 +24,8 @@ def _one_thread() -> Iterator[None]:
 
     With one, every plan starts from the same weights, and runs can be compared.
     """
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -58,6 +58,11 @@ class Actor(TrainerWorker):
 
     def _look(self, config: RlhfConfig, sft: SftConfig, task: Task) -> Callable[[int], float]:
         """Measures the policy as it is; on rank 0, which tells the others."""
+        from rlinf.workers.engines.models import build_model
+        from rlinf.workers.engines.parameters import load_state, state_of
+        from rlinf.workers.engines.torch_generate import TorchGenerate
+        from rlinf.workers.engines.torch_trainer import TorchTrainer
+
         own = self._engine.model if isinstance(self._engine, TorchTrainer) else None
         model = own or build_model(self._model, weights=False)
         engine, reward = TorchGenerate(model, config.rollout.engine), task.reward()

@@ -1,4 +1,4 @@
-"""The keys of this app's configuration, and what follows from them."""
+"""The keys of this app's configuration, and what follows from them. Needs no torch."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,11 +11,11 @@ from rlinf.workers import PlanningConfig
 from rlinf.workers.algorithms.registry import ALGORITHMS
 from rlinf.workers.bounds import Count, Natural, NonNegative, Share
 from rlinf.workers.course import Choice
-from rlinf.workers.engines.models import ModelSpec, load_tokenizer
-from rlinf.workers.engines.optimiser import OptimiserConfig
-from rlinf.workers.engines.torch_critic import CriticConfig
-from rlinf.workers.engines.torch_generate import GenerateConfig
-from rlinf.workers.engines.torch_trainer import TrainerConfig
+from rlinf.workers.engines.critic_config import CriticConfig
+from rlinf.workers.engines.generate_config import GenerateConfig
+from rlinf.workers.engines.model_spec import ModelSpec
+from rlinf.workers.engines.optimiser_config import OptimiserConfig
+from rlinf.workers.engines.trainer_config import TrainerConfig
 from rlinf.workers.roles import GenerationRequest, RewardEngine, Sampling
 from rlinf.workers.run_config import RunConfig
 
@@ -233,6 +233,8 @@ class RlhfConfig(RunConfig):
         """The task with the model's tokenizer."""
         tokenizer: Tokenizer = CharTokenizer()
         if self.model != "tiny":
+            from rlinf.workers.engines.models import load_tokenizer
+
             tokenizer = PretrainedTokenizer(load_tokenizer(self.model_spec()))
         return Task(self.task, tokenizer)
 

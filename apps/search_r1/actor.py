@@ -1,6 +1,5 @@
 """The trainer of this app: it imitates demonstrations before it learns from rewards."""
 
-import torch
 from settings import SearchConfig
 
 from rlinf.workers.hosts import TrainerWorker
@@ -15,6 +14,8 @@ class Actor(TrainerWorker):
 
     def warm_up(self, config: SearchConfig) -> float:
         """Imitate demonstrations; the mean loss of a token in the last steps."""
+        import torch
+
         sft = config.sft
         batches = config.make_task().demonstrations(config.seed, sft.batch)
         losses = [0.0]

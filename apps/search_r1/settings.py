@@ -1,4 +1,4 @@
-"""The keys of this app's configuration, and what follows from them."""
+"""The keys of this app's configuration, and what follows from them. Needs no torch."""
 
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,9 +10,9 @@ from task import QuestionConfig, SearchTask, language_of, tiny_codec
 
 from rlinf.workers.algorithms.registry import ALGORITHMS
 from rlinf.workers.bounds import Count, Natural, NonNegative
-from rlinf.workers.engines.models import ModelSpec, load_tokenizer
-from rlinf.workers.engines.optimiser import OptimiserConfig
-from rlinf.workers.engines.torch_episodes import EpisodeConfig
+from rlinf.workers.engines.episode_config import EpisodeConfig
+from rlinf.workers.engines.model_spec import ModelSpec
+from rlinf.workers.engines.optimiser_config import OptimiserConfig
 from rlinf.workers.engines.trainer_config import TrainerConfig
 from rlinf.workers.episodes.codec import TextCodec
 from rlinf.workers.episodes.episode import Language
@@ -246,6 +246,8 @@ def _tiny_codec(size: int) -> TextCodec:
 
 @cache
 def _tokenizer(spec: ModelSpec) -> Any:
+    from rlinf.workers.engines.models import load_tokenizer
+
     return load_tokenizer(spec)
 
 

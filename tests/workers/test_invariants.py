@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf.workers.algorithms.advantages import gae, reinforce_plus_plus, returns
+from rlinf.workers.algorithms.functions import GROUP_ADVANTAGES, POLICY_LOSSES
 from rlinf.workers.algorithms.kl import kl
 from rlinf.workers.algorithms.losses import Normalisation, importance_weights, reduce, value_loss
 from rlinf.workers.algorithms.masking import masked_mean, masked_sum, masked_whiten, row_means
-from rlinf.workers.algorithms.registry import ALGORITHMS, GROUP_ADVANTAGES, POLICY_LOSSES
+from rlinf.workers.algorithms.registry import ALGORITHMS
 from rlinf.workers.algorithms.shaping import informative
 
 ROWS, LENGTH, WIDTH = 8, 6, 5

@@ -32,9 +32,10 @@ from rlinf.workers.stages import at_once, stage
 from rlinf.workers.worker import Worker
 
 if TYPE_CHECKING:
-    from rlinf.workers.engines.models import ModelSpec
-    from rlinf.workers.engines.torch_critic import CriticConfig, TorchCritic
-    from rlinf.workers.engines.torch_generate import GenerateConfig
+    from rlinf.workers.engines.critic_config import CriticConfig
+    from rlinf.workers.engines.generate_config import GenerateConfig
+    from rlinf.workers.engines.model_spec import ModelSpec
+    from rlinf.workers.engines.torch_critic import TorchCritic
     from rlinf.workers.engines.torch_inference import TorchInference
     from rlinf.workers.engines.trainer_config import TrainerConfig
     from rlinf.workers.roles import Compared, RewardEngine, RolloutEngine

@@ -20,8 +20,8 @@ from rlinf.workers.tools.box import ToolBox, ToolConfig, ToolStatistics
 from rlinf.workers.worker import Worker
 
 if TYPE_CHECKING:
-    from rlinf.workers.engines.models import ModelSpec
-    from rlinf.workers.engines.torch_episodes import EpisodeConfig
+    from rlinf.workers.engines.episode_config import EpisodeConfig
+    from rlinf.workers.engines.model_spec import ModelSpec
     from rlinf.workers.episodes.episode import Language
 
 __all__ = ["EpisodeWorker", "RemoteTool", "ToolAccess", "ToolWorker"]

@@ -11,16 +11,14 @@ http://joschu.net/blog/kl-approx.html):
 So: k3 to look at, k2 to train with; `k3+` and `k1+` have the value of one and the gradient of k2.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from rlinf.workers.algorithms.masking import at_least_float32
+from rlinf.workers.algorithms.parts import KlKind
 
 __all__ = ["LIMIT", "KlKind", "clamped", "kl"]
 
-KlKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
 LIMIT = 5.0
 """Beyond d = LIMIT k3 goes on along its tangent: its value stays finite, and a token that lies far
 from the reference keeps a gradient, exp(LIMIT) - 1 at most, that pulls it back."""

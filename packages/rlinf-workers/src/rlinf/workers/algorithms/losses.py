@@ -7,12 +7,12 @@ summed loss is divided once by the summed weight. So it does not depend on how t
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rlinf.workers.algorithms.masking import as_mask, at_least_float32, masked_mean, masked_sum
+from rlinf.workers.algorithms.parts import Clip, Normalisation
 
 __all__ = [
     "Clip",
@@ -31,51 +31,6 @@ __all__ = [
 MAX_LOG_RATIO = 20.0
 LARGEST_RATIO = 0.999 * math.exp(MAX_LOG_RATIO)
 """Where the bound on the log ratio has cut the gradient, to rounding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """How far the ratio of new to old probability may go before a token's gradient is cut.
-
-    Attributes:
-        low: 1 - low is the lower bound.
-        high: 1 + high is the upper bound. More than `low` is "clip-higher": DAPO, Yu et al. 2025,
-            arXiv:2503.14476, section 3.1.
-        dual: Bound on the loss of tokens with a negative advantage, as a multiple of it: dual-clip
-            PPO, Ye et al. 2019, arXiv:1912.09729, equation 5. None: no bound.
-    """
-
-    low: float = 0.2
-    high: float = 0.2
-    dual: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.low < 0 or self.high < 0 or (self.dual is not None and self.dual <= 1):
-            raise ValueError(f"{self}: low and high must not be negative, dual must be above 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Normalisation:
-    """What the summed loss is divided by.
-
-    Attributes:
-        kind: `token`: the number of trainable tokens (DAPO, arXiv:2503.14476, section 3.3).
-            `sequence`: mean over the tokens of a row, then over the rows that have any (GRPO).
-            `constant`: `constant` times the number of rows (Dr. GRPO, arXiv:2503.20783).
-        constant: The divisor of `constant`: a fixed number of tokens, usually the longest response
-            allowed, never the padded width of a batch. None where it is not known yet; then
-            `reduce` refuses.
-    """
-
-    kind: Literal["token", "sequence", "constant"] = "token"
-    constant: float | None = None
-
-    def __post_init__(self) -> None:
-        misplaced = self.kind != "constant" and self.constant is not None
-        if misplaced or (self.constant is not None and self.constant <= 0):
-            raise ValueError(
-                f"{self}: a positive constant belongs to kind=constant, and only there"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,54 +1,23 @@
 """Algorithms by name: which advantage, which loss, which clip and which divisor each one is.
 
-A name stands for what its paper says; every part can be chosen by itself as well.
+A name stands for what its paper says; every part can be chosen by itself as well. Plain data: what
+the parts do is in `functions.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
-from torch import Tensor
-
-from rlinf.workers.algorithms.advantages import grpo, leave_one_out
-from rlinf.workers.algorithms.losses import (
+from rlinf.workers.algorithms.parts import (
+    AdvantageKind,
     Clip,
+    DynamicSampling,
+    LossKind,
     Normalisation,
-    PolicyLoss,
-    cispo,
-    gspo,
-    ppo_clip,
+    Overlong,
 )
-from rlinf.workers.algorithms.shaping import DynamicSampling, Overlong
 
-__all__ = [
-    "ADVANTAGES",
-    "ALGORITHMS",
-    "GROUP_ADVANTAGES",
-    "POLICY_LOSSES",
-    "AdvantageKind",
-    "Algorithm",
-    "LossKind",
-]
-
-AdvantageKind = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "gae"]
-ADVANTAGES: tuple[AdvantageKind, ...] = get_args(AdvantageKind)
-
-GROUP_ADVANTAGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "grpo": grpo,
-    "dr_grpo": partial(grpo, scale=False),
-    "rloo": leave_one_out,
-}
-"""Those that one group decides: (rewards, scored) -> advantages. The others need the whole batch:
-`reinforce++` its tokens' mean and deviation, `gae` a critic and the same."""
-
-LossKind = Literal["ppo", "gspo", "cispo"]
-POLICY_LOSSES: Mapping[str, Callable[[Tensor, Tensor, Tensor, Tensor, Clip | None], PolicyLoss]] = {
-    "ppo": lambda new, old, advantages, _, clip: ppo_clip(new, old, advantages, clip),
-    "gspo": gspo,
-    "cispo": lambda new, old, advantages, _, clip: cispo(new, old, advantages, clip),
-}
-"""(log-probs, old log-probs, advantages, mask, clip) -> the loss of each token."""
+__all__ = ["ALGORITHMS", "Algorithm"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,13 @@ from torch.nn import functional
 
 from rlinf.workers.algorithms.masking import at_least_float32
 from rlinf.workers.engines.attention import attend
+from rlinf.workers.engines.generate_config import STABLE_ROWS
 from rlinf.workers.engines.kv_cache import KvCache
 from rlinf.workers.engines.prefix_attention import Attention, prefix_attention
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Slots
 from rlinf.workers.engines.products import project
 
-__all__ = ["STABLE_ROWS", "Decoder", "reason_unsupported"]
-
-STABLE_ROWS = 16
-"""From this many rows on a row of a matrix product does, in all but rare cases, not depend on the
-number of rows; the libraries have other kernels, with another order of summation, for fewer."""
+__all__ = ["Decoder", "reason_unsupported"]
 
 
 def reason_unsupported(model: nn.Module) -> str:

@@ -6,43 +6,18 @@ adapters added in, so a rollout needs to know nothing of them.
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.bounds import Count, Positive
+from rlinf.workers.engines.trainer_config import Lora
 from rlinf.workers.errors import ConfigError
 
 __all__ = ["Lora", "adapt", "merged"]
 
 BASE = ".base_layer."
 HINT = "pip install 'rlinf-workers[lora]'"
-ATTENTION_AND_MLP = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """Adapters.
-
-    Attributes:
-        rank: Width of the thin matrices.
-        alpha: Their product is added alpha / rank times.
-        targets: Names of the modules that get them; by default all of Llama's and Qwen's layers.
-    """
-
-    rank: Count = 16
-    alpha: Positive = 32.0
-    targets: tuple[str, ...] = ATTENTION_AND_MLP
 
 
 def adapt(model: nn.Module, lora: Lora, seed: int = 0) -> None:

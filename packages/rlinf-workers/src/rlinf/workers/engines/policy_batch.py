@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rlinf.workers.algorithms.advantages import reinforce_plus_plus
+from rlinf.workers.algorithms.functions import GROUP_ADVANTAGES
 from rlinf.workers.algorithms.masking import masked_whiten
-from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES, AdvantageKind
-from rlinf.workers.algorithms.shaping import Overlong, overlong_penalty
+from rlinf.workers.algorithms.parts import AdvantageKind, Overlong
+from rlinf.workers.algorithms.shaping import overlong_penalty
 from rlinf.workers.engines.prefix_batch import Rows
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.episode import EpisodeStats

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rlinf.workers.algorithms.functions import POLICY_LOSSES
 from rlinf.workers.algorithms.kl import kl
 from rlinf.workers.algorithms.losses import importance_weights, reduce
 from rlinf.workers.algorithms.masking import masked_sum
-from rlinf.workers.algorithms.registry import POLICY_LOSSES
 from rlinf.workers.engines.policy_batch import (
     MicroBatch,
     TrainRows,
@@ -24,6 +24,7 @@ from rlinf.workers.engines.policy_batch import (
     counted,
     padded,
     per_token,
+    shaped,
     train_rows,
 )
 from rlinf.workers.engines.prefix_batch import PrefixBatch, Rows
@@ -51,7 +52,8 @@ def settle(
     Raises:
         ConfigError: The loss needs what the groups do not have.
     """
-    groups = config.shaped(groups)
+    if config.overlong is not None:
+        groups = shaped(groups, config.overlong, config.limit)
     found: list[TrainRows] = []
     parts = PartialStats()
     everything = config.kl_coefficient > 0

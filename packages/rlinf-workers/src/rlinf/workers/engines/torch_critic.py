@@ -1,7 +1,7 @@
 """The embedded critic: a causal LM's trunk with a value head, and generalised advantages."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from rlinf.workers.algorithms.advantages import gae
 from rlinf.workers.algorithms.losses import value_loss
 from rlinf.workers.algorithms.masking import at_least_float32, masked_sum
-from rlinf.workers.bounds import Count, Share
 from rlinf.workers.engines.backbone import backbone_of
-from rlinf.workers.engines.optimiser import Optimiser, OptimiserConfig
+from rlinf.workers.engines.critic_config import CriticConfig
+from rlinf.workers.engines.optimiser import Optimiser
 from rlinf.workers.engines.parameters import Served, load_state
 from rlinf.workers.engines.policy_batch import padded, runs
 from rlinf.workers.engines.prefix_batch import PrefixBatch
@@ -26,27 +26,6 @@ from rlinf.workers.team import Team
 __all__ = ["CriticConfig", "TorchCritic"]
 
 Places = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class CriticConfig:
-    """How a critic estimates and learns.
-
-    Attributes:
-        optimiser: AdamW's settings.
-        gamma: Discount of a later reward, a trainable token.
-        lam: How far advantages trust later rewards (1) over the critic's next value (0).
-        micro_batch_tokens: Bound on the tokens that go through the model at once, if one group
-            alone does not exceed it.
-        ranks: Workers of the critic, a process each with the whole model. Each takes some of a
-            step's samples, and they step with the sum of their gradients.
-    """
-
-    optimiser: OptimiserConfig = field(default_factory=lambda: OptimiserConfig(lr=1e-3))
-    gamma: Share = 1.0
-    lam: Share = 1.0
-    micro_batch_tokens: Count = 16384
-    ranks: Count = 1
 
 
 @dataclass(slots=True)

@@ -8,19 +8,18 @@ others. Answers that come about the same time are read together.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.bounds import Natural
 from rlinf.workers.engines.decoder import Decoder
+from rlinf.workers.engines.episode_config import EpisodeConfig
 from rlinf.workers.engines.kv_cache import KvCache
 from rlinf.workers.engines.sampling import UintArray, draw, streams, uniforms
-from rlinf.workers.engines.torch_generate import GenerateConfig, TorchGenerate
-from rlinf.workers.episodes.episode import Episode, EpisodeLimits, Language, group_of
+from rlinf.workers.engines.torch_generate import TorchGenerate
+from rlinf.workers.episodes.episode import Episode, Language, group_of
 from rlinf.workers.episodes.turn_format import Invalid
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.rollout import GenerationRequest, Group, Sampling
@@ -31,22 +30,6 @@ __all__ = ["EpisodeConfig", "TorchEpisodes"]
 
 Indexes = npt.NDArray[np.int64]
 PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeConfig:
-    """How episodes are rolled out.
-
-    Attributes:
-        limits: What each may use up.
-        engine: Limits of the engine.
-        gather_steps: An answer of a tool waits so many decoding steps at most for others to be
-            read together with it.
-    """
-
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
-    engine: GenerateConfig = field(default_factory=GenerateConfig)
-    gather_steps: Natural = 4
 
 
 class TorchEpisodes(TorchGenerate):

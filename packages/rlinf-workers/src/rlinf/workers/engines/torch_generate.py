@@ -3,48 +3,22 @@
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.bounds import Count
 from rlinf.workers.engines.backbone import backbone_of
-from rlinf.workers.engines.decoder import STABLE_ROWS
 from rlinf.workers.engines.flight import Flight, Indexes, Results
+from rlinf.workers.engines.generate_config import GenerateConfig
 from rlinf.workers.engines.models import ModelSpec, build_model, load_tokenizer
 from rlinf.workers.engines.parameters import Served
 from rlinf.workers.engines.sampling import draw, uniforms
-from rlinf.workers.engines.sglang.config import SglangConfig
 from rlinf.workers.engines.stop_strings import StopStrings
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.rollout import GenerationRequest, Group, Sampling
 
 __all__ = ["GenerateConfig", "TorchGenerate", "make"]
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateConfig:
-    """Which rollout engine, and the limits of the embedded one.
-
-    Attributes:
-        name: torch: the embedded one; sglang; or a plug-in's.
-        sglang: How SGLang is reached.
-        max_rows: Samples decoded at the same time; a request with more is decoded alone.
-        min_rows: Fewer rows are filled up with idle ones. Matrix products of a few rows round
-            differently from those of many; with this a sample's log-probs depend on what is decoded
-            beside it by rounding at most, and for equally long sequences not at all. 1: no filling.
-        cache_bytes: Bound on the memory for keys and values.
-        prefill_tokens: Bound on the prompt tokens read at once.
-    """
-
-    name: str = "torch"
-    sglang: SglangConfig = field(default_factory=SglangConfig)
-    max_rows: Count = 512
-    min_rows: Count = STABLE_ROWS
-    cache_bytes: Count = 2 << 30
-    prefill_tokens: Count = 32768
 
 
 def make(model: ModelSpec, config: GenerateConfig) -> "TorchGenerate":

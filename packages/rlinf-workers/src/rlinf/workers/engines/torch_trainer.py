@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES
+from rlinf.workers.algorithms.parts import BATCH_ADVANTAGES
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.layers import recompute_layers, select_trainable
 from rlinf.workers.engines.lora import adapt, merged
@@ -91,7 +91,7 @@ class TorchTrainer(OneDevice):
         when the loss needs what the groups do not have.
         """
         self._held += groups
-        if self._config.advantage not in GROUP_ADVANTAGES:
+        if self._config.advantage in BATCH_ADVANTAGES:
             return PartialStats()  # they are decided by the whole batch, so at the end of the step
         parts = self._settle()
         if sum(rows.cost[0] for rows in self._waiting) >= self._config.min_batch_tokens:

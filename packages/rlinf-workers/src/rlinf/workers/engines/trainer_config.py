@@ -1,21 +1,33 @@
-"""What a trainer is told: the algorithm, the bounds of its batches, the engine and its ranks."""
+"""What a trainer is told, as plain data: algorithm, bounds of batches, the engine and its ranks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlinf.workers.algorithms.kl import KlKind
-from rlinf.workers.algorithms.losses import Clip, Normalisation
-from rlinf.workers.algorithms.registry import GROUP_ADVANTAGES, AdvantageKind, LossKind
-from rlinf.workers.algorithms.shaping import DynamicSampling, Overlong
+from rlinf.workers.algorithms.parts import (
+    BATCH_ADVANTAGES,
+    AdvantageKind,
+    Clip,
+    DynamicSampling,
+    KlKind,
+    LossKind,
+    Normalisation,
+    Overlong,
+)
 from rlinf.workers.bounds import Count, Natural, NonNegative, Positive
-from rlinf.workers.engines.lora import Lora
-from rlinf.workers.engines.optimiser import OptimiserConfig
-from rlinf.workers.engines.policy_batch import shaped
+from rlinf.workers.engines.optimiser_config import OptimiserConfig
 from rlinf.workers.errors import ConfigError
-from rlinf.workers.roles.reward import ScoredGroup
 
-__all__ = ["Parallel", "TrainerConfig"]
+__all__ = ["Lora", "Parallel", "TrainerConfig"]
+
+ATTENTION_AND_MLP = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,21 @@ class Parallel:
 
     tensor: Count = 1
     pipeline: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Adapters.
+
+    Attributes:
+        rank: Width of the thin matrices.
+        alpha: Their product is added alpha / rank times.
+        targets: Names of the modules that get them; by default all of Llama's and Qwen's layers.
+    """
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    targets: tuple[str, ...] = ATTENTION_AND_MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +135,7 @@ class TrainerConfig:
                 "importance_cap needs old_logprobs=trainer or inference: the ratio to what the "
                 "rollout recorded corrects for it already"
             )
-        if self.advantage not in GROUP_ADVANTAGES and self.dynamic is not None:
+        if self.advantage in BATCH_ADVANTAGES and self.dynamic is not None:
             raise ValueError(f"dynamic sampling needs groups, advantage={self.advantage} has none")
         if self.advantage == "gae" and self.overlong is not None:
             raise ValueError("overlong shapes rewards; with advantage=gae the critic reads them")
@@ -118,13 +145,11 @@ class TrainerConfig:
         """The normalisation with its constant. Raises `ConfigError` where nothing says it."""
         if self.normalisation.kind != "constant" or self.normalisation.constant:
             return self.normalisation
-        return Normalisation("constant", self._limit())
+        return Normalisation("constant", self.limit)
 
-    def shaped(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        """The groups with the penalty of long responses, where one is set."""
-        return shaped(groups, self.overlong, self._limit()) if self.overlong else groups
-
-    def _limit(self) -> int:
+    @property
+    def limit(self) -> int:
+        """The longest response. Raises `ConfigError` where nothing says it."""
         if self.max_response_tokens < 1:
             raise ConfigError("set max_response_tokens: the algorithm needs the longest response")
         return self.max_response_tokens

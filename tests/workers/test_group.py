@@ -1,6 +1,8 @@
 """Calls on groups: order, results, errors, arguments."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +50,9 @@ class Counter(Worker):
 
     def unsendable(self) -> Any:
         return (item for item in [lambda: 0])
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(seconds)  # an answer that is not there yet
 
     def cores(self) -> int:
         return self.context.place.threads
@@ -147,6 +152,25 @@ def test_a_wait_may_have_a_deadline() -> None:
             wait_all([waiting], timeout=0.2)
     with pytest.raises(ClusterClosed, match=r"scorer/0.score: the cluster was closed"):
         waiting.result(0)
+
+
+def test_who_waits_for_a_call_takes_in_its_answer(cluster: Cluster, counters: Any) -> None:
+    counters.wait_ready(60)
+    me = threading.current_thread()
+    takers: list[threading.Thread] = []
+    for _ in range(20):
+        handle = counters.rest(0.05)
+        handle.add_done_callback(lambda _: takers.append(threading.current_thread()))
+        handle.result(60)
+    assert takers.count(me) > 10
+
+
+def test_a_call_of_a_cluster_that_was_closed_fails() -> None:
+    with Cluster(launcher="inline") as cluster:
+        counters = Counter.group(cluster, name="late").launch()
+        counters.wait_ready(60)
+    with pytest.raises(ClusterClosed, match="late"):
+        counters.rest(0.0).result(60)
 
 
 def test_threads_follow_the_cores() -> None:

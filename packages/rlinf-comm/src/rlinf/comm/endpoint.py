@@ -379,10 +379,16 @@ class Endpoint:
         return wish
 
 
-def handle_of(endpoint: Endpoint, what: str) -> Handle[Any]:
-    """A handle for the caller to complete: whoever waits for it dispatches meanwhile."""
+def handle_of(endpoint: Endpoint, what: str, timeout: TimeoutLike = DEFAULT) -> Handle[Any]:
+    """A handle for the caller to complete: whoever waits for it dispatches meanwhile.
+
+    Args:
+        timeout: Seconds that a wait lasts which names no deadline; None: for ever.
+    """
     endpoint._check()
-    return endpoint._patience.handle(what)
+    handle = endpoint._patience.handle(what)
+    handle.timeout_s = endpoint._patience.limit(timeout)
+    return handle
 
 
 def _receiving(peer: Peer | None, tag: int) -> str:

@@ -228,10 +228,20 @@ def wait_all(handles: Sequence[Handle[T]], timeout: TimeoutLike = DEFAULT) -> li
     return results
 
 
+def awaiting(
+    handles: Sequence[Handle[Any]], what: str, timeout_s: float | None = DEFAULT_TIMEOUT_S
+) -> Handle[Any]:
+    """A handle for the caller to complete when these are done; its waiter drives what drives them.
+
+    They all belong to one endpoint, or to none.
+    """
+    progress = handles[0]._progress if handles else None
+    return Handle(what, progress=progress, timeout_s=timeout_s)
+
+
 def together(handles: Sequence[Handle[Any]], what: str) -> Handle[None]:
     """A handle that is done once all of these are, or as soon as one fails (with its error)."""
-    progress = handles[0]._progress if handles else None
-    both: Handle[None] = Handle(what, progress=progress)
+    both: Handle[None] = awaiting(handles, what)
     left = itertools.count(len(handles) - 1, -1)
 
     def note(handle: Handle[Any]) -> None:

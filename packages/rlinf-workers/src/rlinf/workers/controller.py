@@ -18,6 +18,7 @@ from typing import Any
 
 from rlinf.channel.life import WorkerLife
 from rlinf.comm import CommError, Endpoint, Event, Handle, Lost, Request
+from rlinf.comm.endpoint import handle_of
 from rlinf.comm.errors import CodecError, RemoteError
 from rlinf.workers import incidents
 from rlinf.workers import supervision as sv
@@ -114,9 +115,7 @@ class Controller:
 
     def lives(self) -> tuple[WorkerLife, ...]:
         """The same for whoever looks from outside, with what each is doing."""
-        oldest: dict[str, _Pending] = {}
-        for pending in list(self._calls.values()):
-            oldest.setdefault(pending.worker, pending)
+        oldest = {pending.worker: pending for pending in reversed(list(self._calls.values()))}
         return tuple(self._life(one, oldest.get(one.worker)) for one in self.statistics())
 
     def _life(self, one: sv.WorkerStatistics, oldest: _Pending | None) -> WorkerLife:
@@ -152,7 +151,8 @@ class Controller:
 
         The handle fails with what the method raised, `WorkerDied`, `Aborted` or `ClusterClosed`.
         """
-        handle: Handle[Any] = Handle(what, timeout_s=None)
+        closed = self._closed.is_set()
+        handle = Handle(what) if closed else handle_of(self._endpoint, what, timeout=None)
         self._calls[call.number] = _Pending(worker, call, handle, time.monotonic())
         if self._closed.is_set():
             self._fail(call.number, ClusterClosed(f"{what}: the cluster is closed"))

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from rlinf.channel import Channel, ChannelRef
 from rlinf.comm import DEFAULT, Handle
-from rlinf.comm.handle import TimeoutLike
+from rlinf.comm.handle import TimeoutLike, awaiting
 from rlinf.sched import Placement, Plan
 from rlinf.workers.base import Context, Place, WorkerBase
 from rlinf.workers.cluster import Cluster, Ring
@@ -289,7 +289,7 @@ def gather(
 
     `ending` is called once with that list or error; the list waits for the handle it returns.
     """
-    gathered: Handle[list[Any]] = Handle(what, timeout_s=None)
+    gathered: Handle[list[Any]] = awaiting(handles, what, timeout_s=None)
     left = len(handles)
     lock = threading.Lock()
 

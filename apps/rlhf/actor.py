@@ -62,6 +62,7 @@ class Actor(TrainerWorker):
         from rlinf.workers.engines.parameters import load_state, state_of
         from rlinf.workers.engines.torch_generate import TorchGenerate
         from rlinf.workers.engines.torch_trainer import TorchTrainer
+        from rlinf.workers.shards import as_shards
 
         own = self._engine.model if isinstance(self._engine, TorchTrainer) else None
         model = own or build_model(self._model, weights=False)
@@ -75,7 +76,8 @@ class Actor(TrainerWorker):
             return float(sum(rewards) / len(rewards))
 
         def look(step: int) -> float:
-            if own is None and (state := self._engine.state()):
+            if own is None:
+                state = self._team.collect(as_shards(self._engine.state()))
                 load_state(state_of(model), state)
             return self._team.first(measured(step) if self.rank == 0 else 0.0)
 

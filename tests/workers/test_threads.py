@@ -1,5 +1,7 @@
 """Threads that computed end with the computation."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +12,25 @@ from rlinf.workers.launch.threads import end_threads
 
 LARGE = 1 << 20
 """Elements that torch adds with several threads."""
+AT_ONCE = """
+import importlib, sys
+from rlinf.workers import Cluster, Worker
+
+class Heavy(Worker):
+    def __init__(self):
+        importlib.import_module("torch")
+
+class Light(Worker):
+    pass
+
+with Cluster(launcher="inline") as cluster:
+    first = Heavy.group(cluster).launch()
+    while "torch" not in sys.modules:
+        pass
+    assert not hasattr(sys.modules["torch"], "set_num_threads"), "it was too quick"
+    Light.group(cluster).launch().wait_ready(60)
+    first.wait_ready(60)
+"""
 
 
 def test_a_computation_leaves_no_threads_behind() -> None:
@@ -41,3 +62,11 @@ def test_ending_them_again_does_nothing() -> None:
 
 def _threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_a_worker_starts_while_another_imports_torch() -> None:
+    """On threads of one process they find a module that is not complete yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

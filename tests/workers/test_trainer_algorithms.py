@@ -15,6 +15,7 @@ from rlinf.workers.engines.models import ModelSpec, build_model
 from rlinf.workers.engines.optimiser import OptimiserConfig
 from rlinf.workers.engines.policy_batch import advantages_of, shaped
 from rlinf.workers.engines.torch_generate import TorchGenerate
+from rlinf.workers.engines.torch_inference import TorchInference
 from rlinf.workers.engines.torch_trainer import TorchTrainer, TrainerConfig
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles import GenerationRequest, Sampling, Score, ScoredGroup
@@ -251,6 +252,22 @@ def test_a_divergence_penalty_moves_rows_without_an_advantage():
     assert stats.stepped and stats.parts.rows == equal.group.n
     plain, _ = stepped(TrainerConfig(), [far])
     assert not plain.stepped
+
+
+def test_a_gradient_of_zero_is_no_step():
+    """As where no answer is right yet, and the reference is still the policy itself.
+
+    Weights of a new version that are those of the old one would be refused.
+    """
+    model = tiny(torch.float32)
+    (equal,) = scored(sampled(model))[2:3]
+    config = TrainerConfig(kl_coefficient=0.1)
+    [same] = TorchInference(tiny(torch.float32), config, "reference_logprobs").compare([equal])
+    trainer = TorchTrainer(model, config)
+    trainer.accumulate([same])
+    stats = trainer.finish_step()
+    assert stats.parts.rows == equal.group.n and stats.grad_norm == 0
+    assert not stats.stepped and stats.version == 0
 
 
 @pytest.mark.parametrize(

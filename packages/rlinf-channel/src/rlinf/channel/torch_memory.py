@@ -4,6 +4,7 @@ torch is imported when the first such item is looked at, and only where it is th
 item with a tensor in it comes from a program that has imported torch.
 """
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ class TorchMemory:
 
     def device_bytes(self, item: object) -> int:
         """Bytes of the tensors on a device, each counted as often as it occurs."""
-        torch = sys.modules.get("torch")
+        torch = _torch()
         if torch is None:
             return 0
         found = [0]
@@ -31,19 +32,19 @@ class TorchMemory:
 
     def free_bytes(self) -> int:
         """Free memory of the current CUDA device; 0 where there is none."""
-        torch = sys.modules.get("torch")
+        torch = _torch()
         if torch is None or not torch.cuda.is_available():
             return 0
         return int(torch.cuda.mem_get_info()[0])
 
     def own(self, item: object) -> object:
         """Clones of the tensors, detached from the graph; leaves of other kinds as they are."""
-        torch = sys.modules["torch"]
+        torch = _torch()
         return map_leaves(item, lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x)
 
     def to_host(self, item: Any) -> Any:
         """Every device tensor as a `_Parked` one."""
-        torch = sys.modules["torch"]
+        torch = _torch()
 
         def park(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu":
@@ -69,14 +70,14 @@ class TorchMemory:
 
     def to_disk(self, item: Any, path: Path) -> Any:
         """The parked item in a file; its path."""
-        torch = sys.modules["torch"]
+        torch = _torch()
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(item, path)
         return path
 
     def from_disk(self, item: Any) -> Any:
         """The item of a file, which is removed."""
-        torch = sys.modules["torch"]
+        torch = _torch()
         loaded = torch.load(item, weights_only=False)  # written by this very process
         item.unlink()
         return loaded
@@ -90,3 +91,8 @@ class _Parked:
     def __init__(self, tensor: Any, device: Any) -> None:
         self.tensor = tensor
         self.device = device
+
+
+def _torch() -> Any:
+    """None: it is not in use. Waits for another thread that is in the middle of importing it."""
+    return importlib.import_module("torch") if "torch" in sys.modules else None

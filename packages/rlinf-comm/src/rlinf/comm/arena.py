@@ -1,5 +1,6 @@
 """empty: arrays and tensors in memory that a transport sends without a copy."""
 
+import importlib
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ def empty(transports: Iterable[Transport], shape: int | Sequence[int], dtype: ob
     In ordinary memory where no transport has memory of its own, or it is full.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    torch = sys.modules.get("torch")
+    torch: Any = importlib.import_module("torch") if "torch" in sys.modules else None
     if torch is not None and isinstance(dtype, torch.dtype):
         count = math.prod(sizes)
         memory = _memory(transports, count * dtype.itemsize)

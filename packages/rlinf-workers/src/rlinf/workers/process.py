@@ -294,6 +294,9 @@ def _device(devices: tuple[str, ...]) -> Device | None:
 
 
 def _set_torch_threads(threads: int) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() != threads:
+    if "torch" not in sys.modules:
+        return
+    import torch  # waits for another thread that is in the middle of importing it
+
+    if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

@@ -20,10 +20,11 @@ def random_state() -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "numpy": {**kept, "state": inner},
     }
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if "torch" in sys.modules:
+        import torch  # waits for another thread that is in the middle of importing it
+
         state["torch"] = torch.get_rng_state().tolist()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             state["cuda"] = [one.tolist() for one in torch.cuda.get_rng_state_all()]
     return state
 

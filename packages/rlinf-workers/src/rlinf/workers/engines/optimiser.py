@@ -53,8 +53,8 @@ class Optimiser:
     def step(self, weight: float) -> float:
         """Divide the gradient by `weight`, clip, step and clear it. Returns its norm before that.
 
-        With the weight 0 no parameter moves, but the step counts for the warm-up. Raises
-        `NonFiniteGradient`.
+        With the weight 0, or a gradient of 0, no parameter moves, but the step counts for the
+        warm-up. Raises `NonFiniteGradient`.
         """
         norm = self._apply(weight) if weight else 0.0
         self._adam.zero_grad()
@@ -74,6 +74,8 @@ class Optimiser:
                 f"the gradient norm is {norm}; look at the loss, the learning rate "
                 f"({self.lr:g}) and the rewards of this step"
             )
+        if norm == 0.0:  # there is nothing to learn, so momentum moves nothing either
+            return 0.0
         if gradients and norm > self._config.clip_norm:
             torch._foreach_mul_(gradients, self._config.clip_norm / (norm + 1e-6))
         for group in self._adam.param_groups:

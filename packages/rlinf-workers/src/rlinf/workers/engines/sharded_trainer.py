@@ -154,6 +154,7 @@ class ShardedTrainer:
         self._supervised = None
         lr = self._optimiser.lr
         norm = self._optimiser.step(parts.weight if stepped else 0.0)
+        stepped = norm > 0.0
         self._version += stepped
         return StepStats(self._version, stepped, lr, norm, parts)
 

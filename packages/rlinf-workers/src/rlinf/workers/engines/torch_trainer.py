@@ -118,6 +118,7 @@ class TorchTrainer(OneDevice):
         self._rounds = 0
         lr = self._optimiser.lr
         norm = self._optimiser.step(parts.weight if stepped else 0.0)
+        stepped = norm > 0.0
         self._version += stepped
         return StepStats(self._version, stepped, lr, norm, parts)
 

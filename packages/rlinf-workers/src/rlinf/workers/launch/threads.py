@@ -22,6 +22,8 @@ def end_threads() -> None:
     all of them sleep between two operations, so that two are as slow as one.
     """
     if "torch" in sys.modules:
+        import torch  # noqa: F401 - waits for another thread that is in the middle of it
+
         for pause in _pauses():
             pause()
 

@@ -78,7 +78,7 @@ class StepStats:
 
     Attributes:
         version: Version of the weights after it.
-        stepped: False when there was nothing to learn from (every advantage was 0), or when only
+        stepped: False when there was nothing to learn from (the gradient was 0), or when only
             the critic learns: no parameter has moved, and the version is the old one.
         lr: Learning rate of the step.
         grad_norm: Norm of the normalised gradient before it was clipped.

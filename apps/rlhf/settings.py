@@ -15,7 +15,7 @@ from rlinf.workers.engines.critic_config import CriticConfig
 from rlinf.workers.engines.generate_config import GenerateConfig
 from rlinf.workers.engines.model_spec import ModelSpec
 from rlinf.workers.engines.optimiser_config import OptimiserConfig
-from rlinf.workers.engines.trainer_config import TrainerConfig
+from rlinf.workers.engines.trainer_config import Parallel, TrainerConfig
 from rlinf.workers.roles import GenerationRequest, RewardEngine, Sampling
 from rlinf.workers.run_config import RunConfig
 
@@ -144,6 +144,11 @@ class RlhfConfig(RunConfig):
         for role, ranks in (("trainer", self.trainer.ranks), ("critic", self.critic.ranks)):
             if self.launcher == "inline" and ranks > 1:
                 raise ValueError(f"{role}.ranks={ranks} needs launcher=ray")
+        engine, split = self.trainer.engine, self.trainer.parallel != Parallel()
+        if engine in ("torch", "fsdp") and split:
+            raise ValueError(
+                f"trainer.parallel is how trainer.engine=megatron splits a model; {engine} does not"
+            )
         at_once = self.trainer.old_logprobs != "rollout" and self.trainer.importance_cap is None
         if self.staleness and at_once:
             raise ValueError(

@@ -69,6 +69,18 @@ def test_a_batch_and_a_sync_interval_are_what_they_say(finished: Path) -> None:
     assert [line["staleness"] for line in lines] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("trainer.parallel.tensor=2", "trainer.engine=megatron splits a model; torch does not"),
+        ("rollout=sglang", "has the keys rollout.prompts, rollout.samples"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(argument: str, message: str) -> None:
+    done = run(argument)
+    assert (done.returncode, done.stdout) == (2, "") and message in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_execution_of_the_program_gives_the_same_losses(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
         ("launcher=slurm", "launcher=slurm is not one of ray, inline"),
         ("model=huge", "choose one of big, tiny"),
         ("steps", "written key=value"),
-        ("trainer=3", "trainer must be a mapping"),
+        ("trainer=3", "trainer must be a mapping, not 3: it has the keys trainer."),
     ],
 )
 def test_a_value_of_the_wrong_kind_names_its_key(file: Path, override: str, message: str) -> None:

@@ -123,7 +123,11 @@ def build(cls: type[T], tree: Mapping[str, Any], where: str = "", base: T | None
     What the mapping does not say is as in `base`, or the default.
     """
     if not isinstance(tree, Mapping):
-        raise ConfigError(f"{where or 'the configuration'} must be a mapping, not {tree!r}")
+        names = [f"{where}.{field.name}".lstrip(".") for field in dataclasses.fields(cls)]
+        raise ConfigError(
+            f"{where or 'the configuration'} must be a mapping, not {tree!r}: "
+            f"it has the keys {', '.join(names)}"
+        )
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     values = {} if base is None else {name: getattr(base, name) for name in fields}

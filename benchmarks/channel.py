@@ -25,7 +25,7 @@ from typing import Any
 import harness
 import numpy as np
 import psutil
-from queues import BATCHES, UNIT_S, Crew, Queue, Ray, Rlinf
+from queues import BATCHES, UNIT_S, BareCrew, Crew, Queue, Ray, Rlinf, touch
 from rivals import SPAWN
 
 from rlinf.channel import announce
@@ -71,18 +71,19 @@ def one_to_one(team: dict[str, Any], item: Any, count: int, rounds: int) -> harn
     for name in ("SimpleQueue", "multiprocessing.Queue"):
         runs[name] = (lambda n, queue=team[name]: queue.stream(item, n), count)
     for size in BATCHES[:1] if large else BATCHES:
-        many = 2 * count if large else max(2 * count, 32 * size)
+        many = 2 * count if large else max(2 * count, 128 * size)
         ours, theirs = f"rlinf put_many, get_batch of {size}", f"SimpleQueue, lists of {size}"
         runs[ours] = (lambda n, size=size: rlinf.stream_batches(item, n, size), many)
         runs[theirs] = (lambda n, size=size: simple.stream_lists(item, n, size), many)
     if "ray.util.queue" in team:
         runs["ray.util.queue"] = (lambda n: team["ray.util.queue"].stream(item, n), 60)
     if large:
-        kept = np.empty_like(item)
-        runs["np.copyto, one process"] = (
-            lambda n: [np.copyto(kept, item) for _ in range(n)],
-            count,
-        )
+        ring = places(item)
+        for several in (1, BATCHES[0]):
+            runs[f"np.copyto, one process, {several} place(s) in turn"] = (
+                lambda n, several=several: [np.copyto(ring[i % several], item) for i in range(n)],
+                count,
+            )
     return timed(runs, rounds)
 
 
@@ -109,39 +110,53 @@ def crowds(rounds: int) -> dict[str, object]:
     return figures
 
 
+def places(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Shared memory for so many copies of an array as are in a large batch, used before."""
+    memory = mmap.mmap(-1, BATCHES[0] * array.nbytes)
+    ring = np.frombuffer(memory, array.dtype).reshape(BATCHES[0], -1)
+    ring[:] = 1
+    return ring
+
+
 def floors(rounds: int) -> dict[str, object]:
     """What nothing that moves items between processes by this code can do without."""
-    title, block, array = "The floor of a channel", bytes(1 << 18), np.zeros(1 << 18, np.float32)
-    ring = np.frombuffer(mmap.mmap(-1, 64 * array.nbytes), np.float32).reshape(64, -1)
-    kept = np.empty_like(array)
+    title, array = "The floor of a channel", np.zeros(1 << 18, np.float32)
+    ring, size, row = places(array), BATCHES[1], struct.Struct("1024s" * 64)
+    block, pieces = memoryview(bytearray(1024 * size)), [bytes(1024) for _ in range(size)]
+    small = [np.zeros(256, np.float32) for _ in range(size)]
+
+    def put_in() -> None:
+        for at in range(0, size, 64):
+            row.pack_into(block, 1024 * at, *pieces[at : at + 64])
+
+    def take_out() -> None:
+        for item in list(itertools.chain.from_iterable(row.iter_unpack(block))):
+            touch(item)
+
+    def take_arrays_out() -> None:
+        for item in list(np.frombuffer(bytearray(block), np.float32).reshape(size, -1)):
+            touch(item)
+
+    def copy(several: int, count: int) -> None:
+        for at in range(count):
+            np.copyto(ring[at % several], array)
+
+    small_ones: dict[str, Callable[[], object]] = {
+        "1 KB of bytes into a block": put_in,
+        "1 KB of bytes out of a block and looked at": take_out,
+        "1 KB array into a block": lambda: b"".join(small),  # type: ignore[arg-type]
+        "1 KB array out of a block and looked at": take_arrays_out,
+    }
     with started({"rlinf": Rlinf}) as team:
         rlinf: Rlinf = team["rlinf"]
         runs: dict[str, tuple[Callable[[int], object], int]] = {
-            "1 KB of bytes out of a block": (
-                lambda n: [
-                    list(itertools.chain.from_iterable(struct.iter_unpack("1024s", block)))
-                    for _ in range(n // 256)
-                ],
-                25_600,
-            ),
-            "1 KB of bytes into a block": (
-                lambda n: [b"".join([block[:1024]] * 256) for _ in range(n // 256)],
-                25_600,
-            ),
-            "1 MB copied, the same place": (
-                lambda n: [np.copyto(kept, array) for _ in range(n)],
-                400,
-            ),
-            "1 MB copied, 8 places in turn": (
-                lambda n: [np.copyto(ring[at % 8], array) for at in range(n)],
-                400,
-            ),
-            "1 MB copied, 64 places in turn": (
-                lambda n: [np.copyto(ring[at % 64], array) for at in range(n)],
-                400,
-            ),
-            "a question to the server": (lambda n: [rlinf.depth() for _ in range(n)], 400),
+            name: (lambda n, run=run: [run() for _ in range(n // size)], 16 * size)
+            for name, run in small_ones.items()
         }
+        for several in (1, 8, BATCHES[0]):
+            name = f"1 MB copied, {several} place(s) in turn"
+            runs[name] = lambda n, several=several: copy(several, n), 400
+        runs["a question to the server"] = lambda n: [rlinf.depth() for _ in range(n)], 400
         return {title: harness.show(title, timed(runs, rounds), "1 KB of bytes into a block")}
 
 
@@ -189,10 +204,15 @@ def balance(rounds: int) -> dict[str, object]:
     random.Random(0).shuffle(weights)
     fluid_s = sum(weights) * UNIT_S / sum(speeds)
     title = f"Balance: consumers 1:3, weights 1..100; the fluid optimum is {fluid_s:.3f} s"
-    with started({"crew": lambda: Crew(speeds)}) as team:
-        crew = team["crew"]
+    kinds: dict[str, Callable[[], Any]] = {
+        "crew": lambda: Crew(speeds),
+        "bare": lambda: BareCrew(speeds),
+    }
+    with started(kinds) as team:
+        crew, bare = team["crew"], team["bare"]
         runs: dict[str, Callable[[], object]] = {
             "static: dealt out in turn": lambda: crew.work_off_dealt(weights),
+            "SimpleQueue: who is free takes the next": lambda: bare.work_off(weights),
             "weighted, speeds declared": lambda: crew.work_off(weights, "weighted", declared=True),
         }
         for policy in ("adaptive", "least_loaded", "round_robin", "weighted"):

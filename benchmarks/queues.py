@@ -32,7 +32,7 @@ UNIT_S = 0.001
 def touch(item: Any) -> None:
     """Look at an item, so that a lazy transport has to have it."""
     if isinstance(item, np.ndarray):
-        item[-1].item()
+        item.item(-1)
 
 
 def answer(pipe: "Pipe[Any, Any]", work: Callable[[Any], None]) -> None:
@@ -326,6 +326,35 @@ class Queue(Team):
         if isinstance(order, tuple):
             order = order[1] if member in self._consumers else order[1:]
         super().order(member, order)
+
+
+def queue_labour(pipe: "Pipe[Any, Any]", queue: Any) -> None:
+    """A consumer that takes its time: an order is its speed. None ends it."""
+
+    def work(speed: float) -> None:
+        while (weight := queue.get()) is not None:
+            time.sleep(weight * UNIT_S / speed)
+
+    answer(pipe, work)
+
+
+class BareCrew(Team):
+    """`Crew` on a SimpleQueue: who is free takes the next; nobody weighs or promises anything."""
+
+    def __init__(self, speeds: Sequence[float]) -> None:
+        super().__init__()
+        self._speeds = speeds
+        self._queue = SPAWN.SimpleQueue()
+        self._labourers = [self.enlist(queue_labour, self._queue) for _ in speeds]
+
+    def work_off(self, weights: Sequence[float]) -> None:
+        """All of them share the queue until it is empty."""
+        for weight in (*weights, *[None] * len(self._speeds)):
+            self._queue.put(weight)
+        for member, speed in zip(self._labourers, self._speeds, strict=True):
+            self.order(member, speed)
+        for member in self._labourers:
+            self.wait(member)
 
 
 # -- ray ------------------------------------------------------------------------------------------

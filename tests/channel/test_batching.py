@@ -1,6 +1,7 @@
 """Many items in one message: what goes in comes out, and nonsense is refused."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf.channel.batching import Crate, cargos, collect, open_run, shelve
-from rlinf.channel.cargo import ARRAY, LARGE, RAW, SMALL, SMALL_BYTES, pack, unpack
+from rlinf.channel.cargo import ARRAY, LARGE, RAW, SMALL, SMALL_BYTES, detach, pack, unpack
 from rlinf.channel.errors import InvalidWeight
 from rlinf.channel.loading import Loading
 from rlinf.channel.run import Run
-from rlinf.comm import join, split
+from rlinf.comm import Parcel, PoolExhausted, join, split
 from tests.channel.driver import close
 
 VALUES = st.one_of(
@@ -103,6 +104,7 @@ def test_large_neighbours_are_not_copied() -> None:
     "items",
     [
         [b"x" * 1024] * 5,
+        [bytes([n % 256]) * 1024 for n in range(321)],
         [bytes([n, n, n]) for n in range(200)],
         [b"a", b"", b"ccc"],
         [b"", b""],
@@ -117,7 +119,7 @@ def test_large_neighbours_are_not_copied() -> None:
 )
 def test_items_that_are_alike_are_closed_and_opened_together(items: list[object]) -> None:
     message = Loading()
-    if not message.add_alike(items, [1.0] * len(items)):
+    if not message.add_alike(items, [1.0] * len(items), None, np.empty):
         message = Loading()
         for value in items:
             message.add(pack(value), 1.0, None)
@@ -130,14 +132,50 @@ def test_items_that_are_alike_are_closed_and_opened_together(items: list[object]
             assert back.dtype == value.dtype and back.flags.writeable and back.flags.aligned
 
 
+def test_much_is_written_straight_to_the_memory_that_is_sent() -> None:
+    made: list[np.ndarray] = []
+
+    def empty(count: int, kind: type) -> np.ndarray:
+        made.append(np.empty(count, kind))
+        return made[-1]
+
+    items: list[object] = [bytes([n % 256]) * 1024 for n in range(300)]
+    message = Loading()
+    assert message.add_alike(items, 1.0, None, empty)
+    assert np.shares_memory(np.frombuffer(message.crate().block, np.uint8), made[0])
+    assert message.add_alike([b"few"] * 3, 1.0, None, empty)
+    assert len(made) == 1
+
+
+def test_large_items_are_detached_in_one_piece_where_there_is_room() -> None:
+    def pool_of(limit: int) -> Callable[[int, type], np.ndarray]:
+        def empty(count: int, kind: type) -> np.ndarray:
+            if count > limit:
+                raise PoolExhausted("too much", needed_bytes=count, limit_bytes=limit)
+            return np.empty(count, kind)
+
+        return empty
+
+    values = [{"a": np.arange(5000) + n, "b": np.arange(3000) - n} for n in range(4)]
+    packed = [Parcel.pack(value) for value in values]
+    for limit, together in ((1 << 30, True), (1 << 17, False)):
+        parcels = detach(packed, pool_of(limit))
+        owners = {id(buffer.obj) for parcel in parcels for buffer in parcel.buffers}
+        assert len(owners) == (1 if together else len(values))
+        for parcel, value in zip(parcels, values, strict=True):
+            np.testing.assert_equal(parcel.open(), value)
+    with pytest.raises(PoolExhausted):
+        detach(packed, pool_of(1000))
+
+
 def test_what_was_loaded_in_several_ways_is_one_message() -> None:
     rows = [(b"a", 2.0, None), (b"b", 2.0, None), ([1], 1.0, "k"), (b"cc", 3.0, None)]
     rows += [(bytes(SMALL_BYTES + 1), 1.0, None), (b"d", 4.0, "k"), (b"ee", 5.0, None)]
     message, one, other = Loading(), Loading(), Loading()
-    assert message.add_alike([b"a", b"b"], 2.0)
+    assert message.add_alike([b"a", b"b"], 2.0, None, np.empty)
     for value, weight, key in rows[2:5]:
         one.add(pack(value), weight, key)
-    assert other.add_alike([b"d", b"ee"], [4.0, 5.0], ["k", None])
+    assert other.add_alike([b"d", b"ee"], [4.0, 5.0], ["k", None], np.empty)
     message.extend(one)
     message.extend(other)
     assert (message.count, len(one.parcels)) == (len(rows), 1)

@@ -95,6 +95,34 @@ def test_empty_is_sent_without_a_copy():
         assert (b.recv("a/0")["w"] == 2).all()
 
 
+def test_neighbours_in_one_array_are_lent_as_one():
+    registry, config = MemoryRegistry(), CommConfig(backend_priority=("shm",))
+    names = ("a/0", "middle/0", "b/0")
+    a, middle, b = (Endpoint(name, registry=registry, config=config) for name in names)
+    with a, middle, b:
+        pool = a._in.transports["shm"].pool
+        size = 1 << 19
+        block = memoryview(a.empty(4 * size, np.uint8))
+        block[:] = bytes(range(1, 5)) * size
+        rows = [block[n * size : (n + 1) * size] for n in (0, 1, 3)]
+        header = Parcel.pack(np.zeros(size, np.uint8)).header
+        a.send([Parcel(header, (row,)) for row in rows], "middle/0")
+        del block, rows
+        middle.send(middle.recv("a/0"), "b/0")  # the middle passes them on as they came
+        first, second, fourth = (parcel.open() for parcel in b.recv("middle/0"))
+        for got in (first, second, fourth):
+            assert (got.reshape(-1, 4) == [1, 2, 3, 4]).all()
+        first[:] = 9  # to its owner alone
+        assert (second.reshape(-1, 4) == [1, 2, 3, 4]).all()
+        links = middle._in.transports["shm"]._links.values()
+        assert sum(len(link._lender._lent) for link in links) == 2
+        del first, got, fourth
+        eventually(lambda: sum(len(link._lender._lent) for link in links) == 1)
+        assert pool.statistics().used_bytes == 4 * size
+        del second
+        eventually(lambda: pool.statistics().used_bytes == 0)
+
+
 def test_empty_of_torch_and_of_nothing(inproc):
     a, b = inproc
     torch = pytest.importorskip("torch")

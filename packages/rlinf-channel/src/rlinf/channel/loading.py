@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 from rlinf.channel.batching import KINDS, LENGTHS, SIZES, WEIGHTS, Crate, Wire
-from rlinf.channel.cargo import LARGE, Bytes, Cargo, pack_alike
+from rlinf.channel.cargo import LARGE, Bytes, Cargo, Empty, pack_alike
 from rlinf.channel.run import Column
 from rlinf.comm.codec import Parcel
 
@@ -76,12 +76,14 @@ class Loading:
         self.count += 1
         self.nbytes += nbytes
 
-    def add_alike(self, items: Sequence[object], weights: Column, keys: Keys | None = None) -> bool:
+    def add_alike(
+        self, items: Sequence[object], weights: Column, keys: Keys | None, empty: Empty
+    ) -> bool:
         """Load several small items of one kind; False where they are not alike.
 
-        `weights`: One number where it is the same for all.
+        `weights`: One number where it is the same for all. `empty`: see `pack_alike`.
         """
-        alike = pack_alike(items)
+        alike = pack_alike(items, empty)
         if alike is None:
             return False
         kind, sizes, lengths, pieces = alike

@@ -72,7 +72,8 @@ class Outbox(Flight):
         nbytes = cargo[1]
         waits = cargo[0] != LARGE
         if not waits and self._keeps:  # it may have to be sent again, when the original has changed
-            cargo = detach(cargo, self._link.endpoint.empty)
+            [parcel] = detach([cargo[2]], self._link.endpoint.empty)  # type: ignore[list-item]
+            cargo = LARGE, nbytes, parcel
             waits = len(self._on_the_way) >= ON_THE_WAY and 2 * nbytes < BLOCK_BYTES
         with self._lock:
             if self._failed is not None:
@@ -254,12 +255,8 @@ class Outbox(Flight):
 
     def own(self, items: Loading) -> None:
         """Have the items in memory of our own, if they may have to be sent again."""
-        if self._keeps:
-            empty = self._link.endpoint.empty
-            items.parcels = [
-                detach((LARGE, parcel.nbytes, parcel), empty)[2]  # type: ignore[misc]
-                for parcel in items.parcels
-            ]
+        if self._keeps and items.parcels:
+            items.parcels = detach(items.parcels, self._link.endpoint.empty)
 
     def _check_size(self, items: Loading) -> None:
         if items.nbytes > self._bound_bytes and items.count == 1:

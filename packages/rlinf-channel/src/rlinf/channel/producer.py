@@ -113,7 +113,7 @@ class Producer:
         good = len(items) if isinstance(weights, float) else self._good(weights)
         if good == len(items) and self._packer.plain:
             message = Loading()
-            if message.add_alike(items, weights, keys):
+            if message.add_alike(items, weights, keys, self._link.endpoint.empty):
                 self._add_all(message, deadline, before)
                 return
         each = [weights] * len(items) if isinstance(weights, float) else weights

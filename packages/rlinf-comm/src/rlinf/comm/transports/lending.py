@@ -14,7 +14,7 @@ import numpy as np
 from rlinf.comm.errors import ProtocolError
 from rlinf.comm.frame import DROP, PRIVATE, RELEASE, SEGMENT, Outgoing
 from rlinf.comm.pool import Pool, too_much
-from rlinf.comm.segment import ATLAS, Segment, address_of
+from rlinf.comm.segment import ATLAS, PAGE, Segment, address_of
 from rlinf.comm.transports.send_queue import Encoder, Entry
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ class Placed(NamedTuple):
     """A buffer in shared memory; inline where `segment` is None.
 
     Attributes:
-        keep: What keeps it there. Consecutive buffers with the same one are lent as one.
+        keep: What keeps it there. Consecutive buffers with the same one are lent as one: until
+            the receiver has let go of all of them.
         check: Its checksum where it is to be compared once it comes back (`debug_in_place`).
     """
 
@@ -81,7 +82,9 @@ class Stock:
             if size <= self._inline:
                 places.append(Placed(None, 0, size, None))
                 continue
-            lying = self._lying(buffer, size) if size >= SMALL_BYTES else None
+            lying = None
+            if size >= SMALL_BYTES:
+                lying = self._lying(buffer, size, places[-1] if places and not group else None)
             if lying is None:
                 group.append(buffer)
                 grouped += size + -size % ALIGN
@@ -94,13 +97,18 @@ class Stock:
             return None
         return places
 
-    def _lying(self, buffer: memoryview, size: int) -> Placed | None:
-        """Where a buffer lies in shared memory already, if it shows there what its owner wrote."""
+    def _lying(self, buffer: memoryview, size: int, before: Placed | None) -> Placed | None:
+        """Where a buffer lies in shared memory already, if it shows there what its owner wrote.
+
+        With the one `before` it is lent as one if they lie side by side in the same array.
+        """
         address = address_of(buffer)
         segment = ATLAS.find(address, size)
         if segment is None or not segment.is_pristine(address - segment.address, size):
             return None
         place = Placed(segment, address - segment.address, size, buffer)
+        if before is not None and _adjoins(before, place):
+            place = place._replace(keep=before.keep)
         if segment.own and self._check:
             place = place._replace(check=checksum(place))
         return place
@@ -249,6 +257,15 @@ def inspect(back: Sequence[Loan], peer: object) -> None:
                 place.length,
                 peer,
             )
+
+
+def _adjoins(before: Placed, place: Placed) -> bool:
+    """Whether two buffers are neighbours in one array; each keeps all of it in place anyway."""
+    one, other = before.keep, place.keep
+    if not (isinstance(one, memoryview) and isinstance(other, memoryview)):
+        return False
+    gap = place.offset - before.offset - before.length
+    return one.obj is other.obj and before.segment is place.segment and 0 <= gap < PAGE
 
 
 def checksum(place: Placed) -> int:

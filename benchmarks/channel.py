@@ -160,6 +160,31 @@ def floors(rounds: int) -> dict[str, object]:
         return {title: harness.show(title, timed(runs, rounds), "1 KB of bytes into a block")}
 
 
+PAUSE_S = 0.016
+
+
+def answers() -> dict[str, object]:
+    """How long an answer takes: among processes at work, and when both have slept for a while."""
+    title = "An answer from another process"
+    samples: harness.Samples = {}
+    with started({"rlinf": Rlinf}) as team:
+        rlinf: Rlinf = team["rlinf"]
+
+        def over_a_pipe() -> None:
+            rlinf.order(0, "")
+            rlinf.wait(0)
+
+        for name, ask in (("channel server", rlinf.depth), ("bare pipe", over_a_pipe)):
+            for when, pause_s in (("at once", 0.0), ("after 16 ms of sleep", PAUSE_S)):
+                taken = samples[f"{name}, {when}"] = []
+                for _ in range(100):
+                    time.sleep(pause_s)
+                    start = time.perf_counter()
+                    ask()
+                    taken.append(time.perf_counter() - start)
+    return {title: harness.show(title, samples, "bare pipe, at once")}
+
+
 def costs() -> dict[str, object]:
     """Who spends how much processor time on an item: that is what no second core takes off."""
     title = "Processor time of an item"
@@ -290,6 +315,7 @@ def measure(quick: bool) -> dict[str, object]:
     figures |= costs()
     figures |= coalescing(rounds)
     figures |= crowds(3 if quick else 5)
+    figures |= answers()
     figures |= balance(3)
     figures |= watching()
     return figures

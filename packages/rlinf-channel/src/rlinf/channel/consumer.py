@@ -68,8 +68,8 @@ class Consumer:
         when the next one would exceed it; a heavier item comes alone), whichever is reached
         first. With neither: everything until the channel is closed. Less comes only from the tail
         of a closed channel, or where the channel's bound is reached before the batch is full.
-        Small arrays of one shape and dtype share memory, and so do large items (over 4 KB) that were
-        put together, up to 8 MiB of them: keep a `copy()` of what is kept for long.
+        Small arrays of one shape and dtype share memory, and so do large items (over 4 KB) that
+        were put together, up to 8 MiB of them: keep a `copy()` of what is kept for long.
 
         Raises:
             Timeout: No batch in time; every item is still in the channel.

@@ -3,6 +3,7 @@
 import pytest
 
 from rlinf.sched import Workflow, explain, robust_plan, search
+from rlinf.sched.flips import layout
 
 WORKFLOW = Workflow.from_dict(
     {
@@ -38,8 +39,6 @@ def test_an_explanation_answers_the_questions():
 
 
 def test_a_flip_is_where_the_plan_changes():
-    from rlinf.sched.explanation import layout
-
     found = explain(WORKFLOW, planned())
     finite = [flip for flip in found.flips if flip.slower < 8 or flip.quicker > 0]
     assert finite
@@ -50,6 +49,19 @@ def test_a_flip_is_where_the_plan_changes():
             profile = WORKFLOW.profile.scaled({flip.component: factor * past})
             plan = search(WORKFLOW.graph, profile, WORKFLOW.devices, WORKFLOW.batch)
             assert layout(plan.root) != layout(found.plan.root)
+
+
+def test_before_a_flip_the_plan_is_the_same():
+    plan = planned()
+    found = []
+    explain(WORKFLOW, plan, watch=found.append)
+    assert [flip.component for flip in found] == list(WORKFLOW.graph.names)
+    for flip in found:
+        for edge in (min(flip.slower, 8.0) * 0.99, max(flip.quicker, 0.125) * 1.01):
+            for share in (0.2, 0.4, 0.6, 0.8, 1.0):
+                profile = WORKFLOW.profile.scaled({flip.component: edge**share})
+                there = search(WORKFLOW.graph, profile, WORKFLOW.devices, WORKFLOW.batch)
+                assert layout(there.root) == layout(plan.root)
 
 
 def test_a_robust_plan_is_close_to_the_best_everywhere():

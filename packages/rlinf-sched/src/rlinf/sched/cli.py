@@ -1,6 +1,7 @@
 """The commands ``rlinf-sched`` and ``rlinf-profiler``."""
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from rlinf.sched.arguments import JITTER, sched_parser
 from rlinf.sched.config import TRACED, traced_environment
 from rlinf.sched.errors import SchedError
 from rlinf.sched.explanation import best_of_kind, explain, robust_plan
+from rlinf.sched.flips import Flip
 from rlinf.sched.improvements import improvements
 from rlinf.sched.plan import MOST_DEVICES, Plan
 from rlinf.sched.planner import search
@@ -144,7 +146,17 @@ def _simulate(options: argparse.Namespace, workflow: Workflow) -> Answer:
 
 
 def _explain(options: argparse.Namespace, workflow: Workflow) -> Answer:
-    found = explain(workflow, _chosen(options, workflow))
+    done = itertools.count(1)
+    total = len(workflow.profile.components)
+
+    def watch(flip: Flip) -> None:
+        if sys.stderr.isatty():
+            line = f"how far times may move: {next(done)} of {total} components, {flip.component}"
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    found = explain(workflow, _chosen(options, workflow), watch=watch)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
     return {**asdict(found), "plan": found.plan.to_dict()}, found.text()
 
 

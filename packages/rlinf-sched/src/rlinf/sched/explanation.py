@@ -1,6 +1,6 @@
 """Why this plan: alternatives, bottleneck, idle time, how far the profile may be wrong."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,17 +9,13 @@ from rlinf.sched.config import SearchConfig
 from rlinf.sched.cost import CostModel
 from rlinf.sched.errors import InfeasibleError
 from rlinf.sched.evaluate import Timeline, evaluate
+from rlinf.sched.flips import Flip
+from rlinf.sched.flips import flips as find_flips
 from rlinf.sched.machine import Machine
 from rlinf.sched.plan import Placement, Plan
 from rlinf.sched.planner import search_model
 from rlinf.sched.profile import Profile
-from rlinf.sched.tree import Leaf, Loop, Tree
 from rlinf.sched.workflow import Workflow
-
-FLIP_LIMIT = 8.0
-"""How many times quicker or slower a component is tried at most."""
-
-FLIP_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +32,6 @@ class Share:
     busy: float
     idle: float
     device_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """How far one component's time may move before another kind of plan or layout is best.
-
-    Attributes:
-        slower: factor; infinite where nothing up to eight times changes the plan.
-        quicker: factor below 1; 0 where nothing down to an eighth does.
-    """
-
-    component: str
-    slower: float
-    quicker: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +103,33 @@ class Explanation:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def explain(workflow: Workflow, plan: Plan, *, flips: bool = True) -> Explanation:
+def explain(
+    workflow: Workflow,
+    plan: Plan,
+    *,
+    flips: bool = True,
+    watch: Callable[[Flip], None] = lambda _: None,
+) -> Explanation:
     """Explain a plan of a workflow.
 
     Args:
-        flips: also look how far each component's time may move; takes some twenty searches for
-            each component.
+        flips: also look how far each component's time may move; takes some searches for each.
+        watch: called with each of these as it is known.
     """
     model = _model(workflow, workflow.profile)
     line = evaluate(plan.root, model, plan.staleness)
     plans = best_plans(workflow)
+    known: list[Flip] = []
+    for flip in find_flips(workflow, plan) if flips else ():
+        known.append(flip)
+        watch(flip)
     return Explanation(
         plan,
         {best.kind: best.seconds or 0.0 for best in plans},
         tuple(_cost(best, model) for best in plans),
         _bottleneck(workflow, plan),
         _shares(plan, line),
-        tuple(_flip(workflow, plan, name) for name in _profiled(workflow)) if flips else (),
+        tuple(known),
         tuple(_notes(workflow, plan)),
     )
 
@@ -162,15 +154,6 @@ def best_plans(workflow: Workflow) -> Sequence[Plan]:
                 seconds = evaluate(plan.root, model).seconds + workflow.profile.sync_s
                 found.append(replace(plan, seconds=seconds))
     return sorted(found, key=lambda plan: plan.seconds or 0.0)
-
-
-def layout(tree: Tree) -> str:
-    """What stays of a plan when the numbers of micro-batches do not count."""
-    if isinstance(tree, Leaf):
-        return f"{tree.component}@{tree.devices}{tree.device_type}"
-    if isinstance(tree, Loop):
-        return f"loop{tree.parts}({','.join(layout(member) for member in tree.members)})"
-    return f"{type(tree).__name__}({layout(tree.first)},{layout(tree.second)})"
 
 
 def robust_plan(
@@ -251,37 +234,6 @@ def _shares(plan: Plan, line: Timeline) -> tuple[Share, ...]:
 def _owned(name: str, places: Mapping[str, Placement]) -> list[str]:
     """Devices of a component, or of all members of a cycle, each once."""
     return list(dict.fromkeys(d for member in name.split("+") for d in places[member].devices))
-
-
-def _flip(workflow: Workflow, plan: Plan, name: str) -> Flip:
-    slower = _first_change(workflow, plan, name, FLIP_LIMIT)
-    quicker = _first_change(workflow, plan, name, 1 / FLIP_LIMIT)
-    return Flip(name, slower or float("inf"), quicker or 0.0)
-
-
-def _first_change(workflow: Workflow, plan: Plan, name: str, limit: float) -> float | None:
-    """The factor nearest to 1 at which the layout changes, by bisection; None: none up to limit."""
-    here = layout(plan.root)
-
-    def changed(factor: float) -> bool:
-        model = _model(workflow, workflow.profile.scaled({name: factor}))
-        return layout(search_model(model, SearchConfig(), workflow.staleness).root) != here
-
-    same, other = 0.0, None
-    for step in (0.125, 0.25, 0.5, 1.0):
-        if changed(limit**step):
-            other = step
-            break
-        same = step
-    if other is None:
-        return None
-    for _ in range(FLIP_STEPS - 4):
-        middle = (same + other) / 2
-        if changed(limit**middle):
-            other = middle
-        else:
-            same = middle
-    return float(limit**other)
 
 
 def _notes(workflow: Workflow, plan: Plan) -> Sequence[str]:

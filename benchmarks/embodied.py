@@ -109,7 +109,7 @@ def _ours(name: str, task: dict, steps: int, *more: str) -> dict[str, float]:
             f"folder={folder}",
             *more,
         )
-        subprocess.run([sys.executable, str(MAIN), *told], check=True, capture_output=True)
+        _output(str(MAIN), *told)
         return _seen(Path(folder), task["target"])
 
 
@@ -141,11 +141,17 @@ def _row(steps: float, seconds: float, returns: list, target: float) -> dict[str
 
 def _asked(*arguments: str) -> dict[str, float]:
     """The same question in a fresh process."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, *arguments], check=True, capture_output=True
-    )
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    said = _output("-W", "ignore", __file__, *arguments)
+    answer: dict[str, float] = json.loads(said.splitlines()[-1])
     return answer
+
+
+def _output(*program: str) -> str:
+    """What a Python program prints; where it fails, its errors are the end of the benchmark."""
+    done = subprocess.run([sys.executable, *program], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(program)} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
 
 
 def _sb3(name: str, steps: int, kind: str) -> dict[str, float]:

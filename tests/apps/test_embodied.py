@@ -78,6 +78,24 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("more", ["launcher=inline", "launcher=ray", AHEAD])
+def test_one_interrupt_ends_after_the_step(tmp_path: Path, more: str) -> None:
+    job = begun(tmp_path, "steps=100000", *more.split())
+    try:
+        after_steps(job, tmp_path, 3)
+        os.killpg(job.pid, signal.SIGINT)
+        output, _ = job.communicate(timeout=60)
+        assert job.returncode == 0, output
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    steps = [line["step"] for line in metrics(tmp_path)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert newest_checkpoint(tmp_path / "checkpoints").step == len(steps)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_plans_change_nothing_of_what_is_learnt(tmp_path: Path) -> None:
     folders = {}
@@ -113,25 +131,38 @@ def test_grpo_runs_whole_episodes(tmp_path: Path) -> None:
     assert all(line["value_loss"] == 0 for line in lines)
 
 
-def struck(folder: Path, victim: str, *arguments: str, after: int = 3) -> tuple[int, str]:
-    """A run one of whose processes is killed once so many steps are done: exit code, output."""
-    job = subprocess.Popen(
-        [sys.executable, str(MAIN), *SMALL, f"folder={folder}", "steps=40", *arguments],
+def begun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A run in a session of its own, so that it can be ended as a whole."""
+    inherited = os.environ.get("PYTHONPATH")
+    path = [str(ROOT / "tests" / "workers"), *([inherited] if inherited else [])]
+    return subprocess.Popen(
+        [sys.executable, str(MAIN), *SMALL, f"folder={folder}", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "workers")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
     )
+
+
+def after_steps(job: subprocess.Popen[str], folder: Path, count: int, *victim: str) -> list:
+    """Waits until so many steps are done; then the processes that `find` finds, once there are."""
+    deadline = time.monotonic() + 200
+    path = folder / "metrics.jsonl"
+    while True:
+        assert job.poll() is None and time.monotonic() < deadline, job.communicate()
+        time.sleep(0.05)  # polls what other programs do
+        if path.exists() and path.read_text().count("\n") >= count:
+            found = find(job.pid, *victim) if victim else []
+            if found or not victim:
+                return found
+
+
+def struck(folder: Path, victim: str, *arguments: str, after: int = 3) -> tuple[int, str]:
+    """A run one of whose processes is killed once so many steps are done: exit code, output."""
+    job = begun(folder, "steps=40", *arguments)
     try:
-        deadline = time.monotonic() + 200
-        path, found = folder / "metrics.jsonl", []
-        while not found:
-            assert job.poll() is None and time.monotonic() < deadline, job.communicate()
-            time.sleep(0.05)  # polls what other programs do
-            if path.exists() and path.read_text().count("\n") >= after:
-                found = find(job.pid, *victim.split())
-        found[0].kill()
+        after_steps(job, folder, after, *victim.split())[0].kill()
         output, _ = job.communicate(timeout=200)
     finally:
         if job.poll() is None:

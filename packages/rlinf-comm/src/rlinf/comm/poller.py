@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import select
 import selectors
@@ -18,6 +19,7 @@ class Poller:
 
     Attributes:
         pauses: Whether a descriptor may be registered with nothing to look for.
+        rests: Whether a second thread may `rest` while another one polls.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,12 @@ class Poller:
             self._wake_in, self._wake_out = os.pipe()
             os.set_blocking(self._wake_in, False)
         self.register(self._wake_in, self._drain)
+        self.rests = self._epoll is not None and hasattr(os, "eventfd")
+        if self._epoll and self.rests:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._watch = select.poll()
+            self._watch.register(self._epoll, select.POLLIN)
+            self._watch.register(self._bell, select.POLLIN)
 
     def register(self, fd: int, callback: Ready) -> None:
         """Call `callback(flags)` from `poll` whenever the descriptor is readable."""
@@ -74,8 +82,20 @@ class Poller:
             except Exception:
                 log.exception("the callback of descriptor %d raised", fd)
 
+    def rest(self, timeout_s: float | None) -> None:
+        """Wait up to `timeout_s` until `poll` has something to do, or `ring` is called."""
+        self._watch.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._bell, 8)
+
+    def ring(self) -> None:
+        """Make the current or next `rest` return at once; from any thread."""
+        os.write(self._bell, b"\1\0\0\0\0\0\0\0")
+
     def close(self) -> None:
         """Give the descriptors back."""
+        if self.rests:
+            os.close(self._bell)
         if self._epoll:
             self._epoll.close()
         elif self._selector:

@@ -4,7 +4,8 @@ Leader and followers on one poller. A thread that waits for a handle leads if no
 and dispatches for everybody until its own handle is done, then the next waiter leads. Only while
 nobody waits does a background thread lead. When a waiter has gone, the background thread lingers
 for about a millisecond before it takes over, so that a thread that sends, waits, sends, waits is
-never answered by way of another thread; when one comes, it is kicked out of the poll.
+never answered by way of another thread. One that comes later takes the lead at once while the
+background thread rests, which finds out when it is woken; if it dispatches, it is waited for.
 
 Nothing spins: every thread here is asleep in the poll, on a lock, or running a callback.
 """
@@ -78,7 +79,7 @@ class Loop:
         self._wakes_at: float | None = None
         self._turns = 0
         self._closed = self._shut_down = False
-        self._parked = False
+        self._parked = self._resting = False
         self._rest = threading.Lock()
         self._rest.acquire()
         self._thread = threading.Thread(target=self._background, name=name, daemon=True)
@@ -130,7 +131,10 @@ class Loop:
         while not handle.done() and not _passed(deadline):
             gate: _Gate | None = None
             with self._mutex:
-                if self.leader == NOBODY and not self._closed:
+                if (self.leader == NOBODY or self._resting) and not self._closed:
+                    if self._resting:
+                        self._resting = False
+                        self.poller.ring()
                     self.leader = me
                     self._turns += 1
                 else:
@@ -149,18 +153,8 @@ class Loop:
     def turn(self, seconds: float | None) -> None:
         """Poll once, up to so many seconds (None: for ever), and run what there is to run."""
         heap = self._timers.heap
-        self._wakes_at = None
-        self._asleep = True  # from here on, whoever adds something wakes this thread
-        if self._posted or self._closed:
-            seconds = 0.0
-        elif heap:
-            now = time.monotonic()
-            left = heap[0][0] - now
-            if seconds is None or left < seconds:
-                seconds = left if left > 0.0 else 0.0
-            self._wakes_at = now + seconds
         try:
-            self.poller.poll(seconds)
+            self.poller.poll(self._fall_asleep(seconds))
         except (OSError, ValueError):
             if not self._closed:
                 raise
@@ -170,6 +164,21 @@ class Loop:
             self._run(self._posted.popleft())
         if heap and heap[0][0] <= time.monotonic():
             self._timers.run(time.monotonic())
+
+    def _fall_asleep(self, seconds: float | None) -> float | None:
+        """From here on, whoever adds something wakes this thread; how long it may sleep."""
+        heap = self._timers.heap
+        self._wakes_at = None
+        self._asleep = True
+        if self._posted or self._closed:
+            return 0.0
+        if heap:
+            now = time.monotonic()
+            left = heap[0][0] - now
+            if seconds is None or left < seconds:
+                seconds = left if left > 0.0 else 0.0
+            self._wakes_at = now + seconds
+        return seconds
 
     def retire(self) -> None:
         """Give up the lead."""
@@ -228,16 +237,36 @@ class Loop:
                     self._parked = True
             if leading:
                 try:
-                    while not self._closed and not self._followers:
-                        self.turn(None)
+                    while self._rested():
+                        self.turn(0.0 if self.poller.rests else None)
                 finally:
-                    self.retire()
+                    if self.leader == me:
+                        self.retire()
                 seen, quiet = -1, 0
             if self._parked:
                 self._rest.acquire()
                 seen, quiet = -1, 0
             else:
                 self._rest.acquire(timeout=LINGER_S)
+
+    def _rested(self) -> bool:
+        """Sleep until there is something to do; False: it is not for this thread to do it.
+
+        Meanwhile the lead may be taken from it.
+        """
+        with self._mutex:
+            if self._closed or self._followers:
+                return False
+            if not self.poller.rests:
+                return True
+            seconds = self._fall_asleep(None)
+            self._resting = True
+        self.poller.rest(seconds)
+        with self._mutex:
+            if not self._resting:
+                return False
+            self._resting = self._asleep = False
+        return not self._closed
 
     def _run(self, action: Callable[[], None]) -> None:
         try:

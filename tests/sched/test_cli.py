@@ -60,6 +60,87 @@ def test_plan_explain_simulate_compare(tmp_path: Path, workflow: str):
     assert plan in json.loads(done.stdout)
 
 
+def strict(text: str) -> dict[str, object]:
+    """JSON as other languages read it, without Infinity and NaN."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_an_explanation_is_json_for_any_reader(workflow: str):
+    done = run("main", "explain", workflow, "--json")
+    flips = strict(done.stdout)["flips"]
+    assert [flip["component"] for flip in flips] == ["rollout", "train"]
+    assert any(flip["slower"] is None for flip in flips)
+
+
+def test_a_plan_of_another_workflow_is_refused(tmp_path: Path, workflow: str):
+    plan, other = str(tmp_path / "plan.yaml"), tmp_path / "other.yaml"
+    assert run("main", "plan", workflow, "-o", plan).returncode == 0
+    other.write_text(WORKFLOW + "  score: {times: [[8, 64, 1]]}\n")
+    for arguments in (("explain", "--plan"), ("simulate", "--plan"), ("compare",)):
+        done = run("main", arguments[0], str(other), *arguments[1:], plan)
+        assert done.returncode == 2 and "lacks score" in done.stderr, done.stdout
+    other.write_text(WORKFLOW.replace("batch: 64", "batch: 32"))
+    done = run("main", "compare", str(other), plan)
+    assert done.returncode == 2 and "is for batch 64, not 32" in done.stderr
+
+
+def test_a_plan_is_explained_for_its_own_batch_and_devices(tmp_path: Path, workflow: str):
+    plan, other = str(tmp_path / "plan.yaml"), tmp_path / "other.yaml"
+    assert run("main", "plan", workflow, "-o", plan).returncode == 0
+    other.write_text(WORKFLOW.replace("batch: 64", "batch: 32").replace("devices: 8", "devices: 4"))
+    found = strict(run("main", "explain", str(other), "--plan", plan, "--json").stdout)
+    assert min(found["best_of_kind"].values()) == pytest.approx(found["plan"]["seconds"])
+
+
+def test_output_that_nobody_reads_is_no_error(workflow: str):
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from rlinf.sched.cli import main; sys.exit(main())"
+    for settings in ({}, {"PYTHONUNBUFFERED": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "plan", workflow],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "", **settings},
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (141, "")
+    os.close(writer)
+
+
+INTERRUPTED = """
+import signal, sys, threading
+from rlinf.sched.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ctrl_c_ends_a_long_explanation_with_one_line(tmp_path: Path, terminal: bool):
+    times = {"times": [[1, 64, 100], [8, 64, 20], [64, 64, 5]]}
+    edges = [[f"c{i}", f"c{j}"] for i in range(10) for j in range(i + 1, 10) if (i * j) % 3 == 1]
+    data = {"batch": 64, "devices": 64, "components": {f"c{i}": times for i in range(10)}}
+    (tmp_path / "wide.json").write_text(json.dumps({**data, "edges": edges}))
+    code = INTERRUPTED
+    if terminal:
+        code = code.replace("sys.exit", "sys.stderr.isatty = lambda: True\nsys.exit")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "explain", str(tmp_path / "wide.json")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 130 and not done.stdout
+    assert done.stderr.rpartition("\033[K")[2] == "rlinf-sched: interrupted\n"
+
+
 REALITY = """
 engines:
   rollout:
@@ -114,6 +195,7 @@ def test_the_help_of_every_command_has_an_example(command: str):
         (("simulate", "WORKFLOW", "--draw", "x.gif"), "know .png, .html, .json"),
         (("simulate", "WORKFLOW", "--draw", "/nowhere/x.html"), "/nowhere/x.html: No such file"),
         (("simulate", "WORKFLOW", "--jitter", "nan"), "must be a number of 0 or more"),
+        (("plan", "WORKFLOW", "--robust", "1000"), "must be at most 1"),
         (("plan", "WORKFLOW", "--output", "."), "is a folder, cannot be written"),
     ],
 )

@@ -1,5 +1,7 @@
 """Why this plan: the answers a person needs before trusting it."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlinf.sched import Workflow, explain, robust_plan, search
@@ -36,6 +38,15 @@ def test_an_explanation_answers_the_questions():
     in_turn = next(cost for cost in found.costs if cost.kind == "temporal")
     parts = sum(in_turn.busy_s.values()) + in_turn.switch_s + in_turn.sync_s
     assert parts == pytest.approx(found.best_of_kind["temporal"])
+
+
+def test_stale_weights_count_for_every_kind():
+    stale = replace(WORKFLOW, staleness=1)
+    plan = search(stale.graph, stale.profile, stale.devices, stale.batch, staleness=1)
+    found = explain(stale, plan, flips=False)
+    assert plan.staleness == 1 and plan.seconds < planned().seconds
+    assert min(found.best_of_kind.values()) == pytest.approx(plan.seconds)
+    assert "temporal" in found.best_of_kind
 
 
 def test_a_flip_is_where_the_plan_changes():

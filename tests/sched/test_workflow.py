@@ -61,6 +61,10 @@ def test_a_workflow_survives_its_file(tmp_path: Path):
         ("components.rollout.sizes", [0], "components.rollout.sizes[0]", "at least 1"),
         ("edges", [["rollout", "nobody"]], "edges", "no component 'nobody'"),
         ("edges", [["rollout"]], "edges[0]", "producer, consumer"),
+        ("batch", None, "batch", "must be given"),
+        pytest.param("batch", 10**400, "batch", "more than 300 digits", id="huge"),
+        ("components.train.times", None, "components.train.times", "must be given"),
+        ("components.a+b", {"times": [[1, 1, 1]]}, "components.a+b", "no such cycle"),
         ("memory_bytes", "much", "memory_bytes", "expected a number"),
     ],
 )

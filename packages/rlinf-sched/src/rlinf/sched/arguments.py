@@ -39,6 +39,13 @@ def _number(text: str) -> float:
     return value
 
 
+def _noise(text: str) -> float:
+    value = _number(text)
+    if value > 1:
+        raise argparse.ArgumentTypeError(f"must be at most 1, is {text}")
+    return value
+
+
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -50,7 +57,7 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", metavar="FILE", help="save the plan here")
     command.add_argument(
         "--robust",
-        type=_number,
+        type=_noise,
         metavar="NOISE",
         help="the plan that is best on average where every time may be off by so much, e.g. 0.1",
     )

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,9 @@ from rlinf.sched.workflow import Workflow
 
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
+
+UNREAD = 141
+"""The same where nobody reads its output any more, as after ``| head``."""
 
 PERFETTO = "perfetto.json.gz"
 
@@ -56,7 +60,13 @@ def profiler_main(arguments: Sequence[str] | None = None) -> int:
 def _reported(program: str, run: Callable[[], int]) -> int:
     """Run, and say in one line on the error stream what went wrong."""
     try:
-        return run()
+        status = run()
+        print(end="", flush=True)
+        return status
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except SchedError as problem:
         print(f"{program}: {problem}", file=sys.stderr)
     except OSError as problem:
@@ -84,7 +94,16 @@ def _chosen(options: argparse.Namespace, workflow: Workflow) -> Plan:
     if options.gpus not in (None, len(plan.devices)):
         count = len(plan.devices)
         raise SchedError(f"--gpus {options.gpus}: the plan {options.plan} is for {count} devices")
+    _same_components(options.plan, plan, workflow)
     return plan
+
+
+def _same_components(path: str, plan: Plan, workflow: Workflow) -> None:
+    planned, known = set(plan.placements()), set(workflow.graph.names)
+    if planned != known:
+        lacks = ", ".join(sorted(known - planned)) or "nothing"
+        more = ", ".join(sorted(planned - known)) or "nothing"
+        raise SchedError(f"the plan {path} is for another workflow: lacks {lacks}, has {more} more")
 
 
 def _best(workflow: Workflow) -> Plan:
@@ -146,6 +165,9 @@ def _simulate(options: argparse.Namespace, workflow: Workflow) -> Answer:
 
 
 def _explain(options: argparse.Namespace, workflow: Workflow) -> Answer:
+    plan = _chosen(options, workflow)
+    # A plan is compared with others for what it was made for.
+    workflow = replace(workflow, devices=plan.devices, batch=plan.batch)
     done = itertools.count(1)
     total = len(workflow.profile.components)
 
@@ -154,18 +176,25 @@ def _explain(options: argparse.Namespace, workflow: Workflow) -> Answer:
             line = f"how far times may move: {next(done)} of {total} components, {flip.component}"
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
-    found = explain(workflow, _chosen(options, workflow), watch=watch)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
-    return {**asdict(found), "plan": found.plan.to_dict()}, found.text()
+    try:
+        found = explain(workflow, plan, watch=watch)
+    finally:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr)
+    flips = [asdict(flip) for flip in found.flips]
+    for flip in flips:
+        flip["slower"] = None if flip["slower"] == float("inf") else flip["slower"]
+    return {**asdict(found), "plan": found.plan.to_dict(), "flips": flips}, found.text()
 
 
 def _compare(options: argparse.Namespace, workflow: Workflow) -> Answer:
     found = best_of_kind(workflow)
     for path in options.plans:
-        result = simulate(
-            Plan.load(path), workflow.graph, workflow.profile, Reality(), iterations=1
-        )
+        plan = Plan.load(path)
+        _same_components(path, plan, workflow)
+        if plan.batch != workflow.batch:
+            raise SchedError(f"the plan {path} is for batch {plan.batch}, not {workflow.batch}")
+        result = simulate(plan, workflow.graph, workflow.profile, Reality(), iterations=1)
         found[path] = result.predicted_s
     best = min(found.values())
     rows = sorted(found.items(), key=lambda item: item[1])

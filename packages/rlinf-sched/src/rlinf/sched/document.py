@@ -52,6 +52,8 @@ class Node:
         for key in required:
             if key not in found:
                 self.fail(f"missing key {key!r}")
+            if found[key].value is None:
+                found[key].fail("is empty, and must be given")
         return {key: node for key, node in found.items() if node.value is not None}
 
     def items(self) -> list["Node"]:
@@ -82,11 +84,15 @@ class Node:
                 self.fail(f"expected a number, found {self.value!r}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.fail(f"expected a number, found {_kind(value)}")
+        try:
+            value = float(value)
+        except OverflowError:
+            self.fail("expected a finite number, found one of more than 300 digits")
         if not math.isfinite(value):
             self.fail(f"expected a finite number, found {value}")
         if value < minimum:
             self.fail(f"must be at least {minimum:g}, is {value:g}")
-        return float(value)
+        return value
 
     def integer(self, minimum: int = 0, maximum: int = 1 << 53) -> int:
         """A whole number from ``minimum`` to ``maximum``."""

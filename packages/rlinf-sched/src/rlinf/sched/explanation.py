@@ -142,16 +142,18 @@ def best_of_kind(workflow: Workflow) -> dict[str, float]:
 def best_plans(workflow: Workflow) -> Sequence[Plan]:
     """The best plan of each kind that fits, the quickest first."""
     model = _model(workflow, workflow.profile)
-    best = search_model(model, SearchConfig())
+    best = search_model(model, SearchConfig(), workflow.staleness)
     found = [best]
     for kind in ("temporal", "spatial", "hybrid"):
         if kind != best.kind:
             try:
-                plan = search_model(model, SearchConfig(kind=kind))
+                lag = 0 if kind == "temporal" else workflow.staleness
+                plan = search_model(model, SearchConfig(kind=kind), lag)
             except InfeasibleError:
                 continue
             if plan.kind == kind:
-                seconds = evaluate(plan.root, model).seconds + workflow.profile.sync_s
+                line = evaluate(plan.root, model, plan.staleness)
+                seconds = line.seconds + workflow.profile.sync_s
                 found.append(replace(plan, seconds=seconds))
     return sorted(found, key=lambda plan: plan.seconds or 0.0)
 
@@ -205,7 +207,7 @@ def _bottleneck(workflow: Workflow, plan: Plan) -> str:
 
 
 def _cost(plan: Plan, model: CostModel) -> Cost:
-    line = evaluate(plan.root, model)
+    line = evaluate(plan.root, model, plan.staleness)
     places = plan.placements()
     devices = {n: len(_owned(n, places)) for n in line.runs}
     busy = {name: float((run.finish - run.start).sum()) for name, run in line.runs.items()}

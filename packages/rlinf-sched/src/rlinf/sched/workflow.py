@@ -187,6 +187,11 @@ def _check(graph: FlowGraph, profile: Profile, node: Node) -> None:
     for name in graph.names:
         if name not in profile.components and cycles.get(name) not in profile.components:
             raise ProfileError(f"components.{name}", "missing key 'times'", node.source)
+    for name in profile.components:
+        if "+" in name and name not in cycles.values():
+            known = ", ".join(dict.fromkeys(cycles.values())) or "none"
+            reason = f"no such cycle; cycles: {known}"
+            raise ProfileError(f"components.{name}", reason, node.source)
 
 
 def _read_component(name: str, entry: Node) -> Component:

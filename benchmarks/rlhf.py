@@ -8,11 +8,12 @@ process of its own, with its own Python:
     hatch run bench rlhf --trl benchmarks/trl-venv/bin/python
 
 `--model tiny` takes a Qwen2 with random weights, `--model smollm2` SmolLM2-135M where it is
-installed; without it both are taken. Each contestant has processes of its own, which import what
-they need: this file needs no torch. Memory is what they have to themselves plus their part of what
-they share (proportional set size: of a page that four of them map each is charged a quarter), at
-its highest. The floor is a Ray of its own with two actors that have imported torch and
-transformers' models, as a rollout and a trainer must, and have done nothing else.
+installed; without it both are taken. A turn is several steps of the small one, as they follow one
+another in a run. Each contestant has processes of its own, which import what they need: this file
+needs no torch. Memory is what they have to themselves plus their part of what they share
+(proportional set size: of a page that four of them map each is charged a quarter), at its highest.
+The floor is a Ray of its own with two actors that have imported torch and transformers' models, as
+a rollout and a trainer must, and have done nothing else.
 """
 
 import argparse
@@ -73,12 +74,13 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A size of the step. With `fixed` no response ends by itself."""
+    """A size of the step, and how many make a turn. With `fixed` no response ends by itself."""
 
     prompts: int
     samples: int
     tokens: int
     fixed: bool
+    each: int
     model: str = "tiny"
 
     def sampling(self, end: int) -> Sampling:
@@ -87,9 +89,9 @@ class Setting:
 
 
 SETTINGS = {
-    "natural ends, 16 x 16 x 8": Setting(16, 16, 8, fixed=False),
-    "fixed length, 32 x 16 x 16": Setting(32, 16, 16, fixed=True),
-    "SmolLM2, fixed length, 4 x 8 x 24": Setting(4, 8, 24, fixed=True, model="smollm2"),
+    "natural ends, 16 x 16 x 8": Setting(16, 16, 8, fixed=False, each=8),
+    "fixed length, 32 x 16 x 16": Setting(32, 16, 16, fixed=True, each=3),
+    "SmolLM2, fixed length, 4 x 8 x 24": Setting(4, 8, 24, fixed=True, each=1, model="smollm2"),
 }
 
 
@@ -184,14 +186,15 @@ def plain(setting: Setting, task: Task) -> Iterator[Step]:
         trainer.accumulate(reward.score(groups))
         return trainer.finish_step()
 
-    yield step
+    yield lambda: [step() for _ in range(setting.each)]
 
 
 @contextlib.contextmanager
 def framework(setting: Setting, task: Task, launcher: str) -> Iterator[Step]:
     """The workers, their channels and weights in versions."""
     with Cluster(launcher=launcher) as cluster:
-        yield iteration(setting, task, cluster)
+        step = iteration(setting, task, cluster)
+        yield lambda: [step() for _ in range(setting.each)]
 
 
 def iteration(setting: Setting, task: Task, cluster: Cluster) -> Step:
@@ -304,12 +307,17 @@ def contest(setting: Setting, trl_python: Path, quick: bool) -> tuple[Samples, d
             name: ending.enter_context(contextlib.closing(kind(*args)))
             for name, (kind, args) in contestants.items()
         }
-        memory = {
-            name: peak_memory(runner.ask, 3, functools.partial(family, runner.pid))
+        asks: dict[str, Step] = {
+            name: functools.partial(runner.ask, setting.each)
+            if isinstance(runner, Rival)
+            else runner.ask
             for name, runner in runners.items()
         }
-        rounds, patience = (5, 20) if quick else (30, 90)
-        asks = {name: runner.ask for name, runner in runners.items()}
+        memory = {
+            name: peak_memory(asks[name], 3, functools.partial(family, runner.pid))
+            for name, runner in runners.items()
+        }
+        rounds, patience = (5, 60) if quick else (30, 180)
         samples = race(asks, rounds, warmup=1, patience_s=patience)
     return samples, memory
 
@@ -335,7 +343,7 @@ def measure(quick: bool) -> dict[str, object]:
             print(f"\n{title}: left out, SmolLM2 is not here: hatch run smollm2-weights")
             continue
         samples, memory = contest(setting, trl_python, quick)
-        tables[title] = show(f"one GRPO step, {title}", samples, "rlinf, on Ray")
+        tables[title] = show(f"one GRPO step, {title}", samples, "rlinf, on Ray", each=setting.each)
         memory |= {FLOOR: int(str(tables[FLOOR]))}
         tables[f"{title}, peak memory"] = memory
         line = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in memory.items())

@@ -1,7 +1,7 @@
 """TRL's half of the benchmark `rlhf`; run by another Python, one that has trl 1.16.0.
 
-Reads its settings as JSON from the first line of standard input, then does one optimiser step for
-each further line, and prints its seconds.
+Reads its settings as JSON from the first line of standard input. Each further line says how many
+optimiser steps to do; then their seconds are printed.
 """
 
 import contextlib
@@ -23,19 +23,25 @@ def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 class Paced(TrainerCallback):
-    """Begins a step when it is told to, and says how long it took."""
+    """Begins steps when it is told to, and says how long they took."""
 
-    begun = 0.0
+    begun, left = 0.0, 0
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Wait for the next line."""
-        if not sys.stdin.readline():
+        """Wait for the next line, unless there are more steps to do."""
+        if self.left:
+            return
+        line = sys.stdin.readline()
+        if not line:
             raise SystemExit
+        self.left = json.loads(line)
         self.begun = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Say how long it was since."""
-        print(time.perf_counter() - self.begun, flush=True)
+        """Say how long it was since, when all are done."""
+        self.left -= 1
+        if not self.left:
+            print(time.perf_counter() - self.begun, flush=True)
 
 
 def main() -> None:

@@ -70,6 +70,8 @@ MODEL = {
 }
 
 Step = Callable[[], object]
+LR = 1e-6
+"""So small that what is drawn, and so the work of a step, stays as it was at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def requests(setting: Setting, task: Task, step: int) -> list[GenerationRequest]
 
 def trainer_config(setting: Setting) -> TrainerConfig:
     """GRPO as TRL does it by default, without KL."""
-    optimiser = OptimiserConfig(lr=1e-4, warmup_steps=0)
+    optimiser = OptimiserConfig(lr=LR, warmup_steps=0)
     return TrainerConfig(optimiser, max_response_tokens=setting.tokens, micro_batch_tokens=2048)
 
 
@@ -277,6 +279,7 @@ def trl_settings(setting: Setting, task: Task) -> dict[str, object]:
     """What TRL's process is told."""
     return {
         "threads": len(os.sched_getaffinity(0)),
+        "lr": LR,
         "folder": str(task.folder),
         "prompts": setting.prompts,
         "samples": setting.samples,

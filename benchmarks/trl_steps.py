@@ -67,7 +67,7 @@ def main() -> None:
         temperature=1.0,
         top_k=0,
         beta=0.0,
-        learning_rate=1e-4,
+        learning_rate=settings["lr"],
         max_steps=100_000,
         logging_strategy="no",
         save_strategy="no",

@@ -71,6 +71,13 @@ def taught(critic, steps=1):
     return critic
 
 
+def test_a_critic_is_made_without_drawing():
+    model = tiny()
+    before = torch.get_rng_state()
+    TorchCritic(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("make", [tiny, gpt2])
 def test_a_value_is_read_where_the_token_is_predicted(make):
     """Against a forward pass of each row by itself, and the formula for its advantages."""

@@ -1,3 +1,5 @@
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -6,6 +8,7 @@ import torch
 from rlinf.workers.engines import models
 from rlinf.workers.engines.models import ModelSpec, build_model, load_tokenizer
 from rlinf.workers.errors import ConfigError
+from rlinf.workers.random_state import seeded
 
 
 def test_the_tiny_model_has_the_size_of_the_recipe():
@@ -73,3 +76,25 @@ def test_smollm2_loads_quietly_and_speaks(capfd, tmp_path):
     model.save_pretrained(tmp_path)
     again = build_model(ModelSpec("folder", path=tmp_path))
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_who_draws_with_a_seed_is_alone():
+    begun, drawn = threading.Event(), []
+
+    def draw() -> None:
+        begun.set()
+        with seeded(1):
+            drawn.append(torch.rand(3))
+
+    with seeded(0):
+        other = threading.Thread(target=draw)
+        other.start()
+        assert begun.wait(10)
+        time.sleep(0.05)  # it would be done by now
+        assert not drawn
+        first = torch.rand(3)
+    other.join(10)
+    with seeded(0):
+        assert torch.equal(first, torch.rand(3))
+    with seeded(1):
+        assert torch.equal(drawn[0], torch.rand(3))

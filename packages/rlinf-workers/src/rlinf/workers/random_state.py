@@ -2,12 +2,29 @@
 
 import random
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-__all__ = ["load_random_state", "random_state"]
+__all__ = ["load_random_state", "random_state", "seeded"]
+
+_DRAWING = threading.RLock()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from torch's global generator on the CPU as `seed` says; leaves it as it was.
+
+    All threads share that generator: they are let in one after another.
+    """
+    import torch
+
+    with _DRAWING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def random_state() -> dict[str, Any]:

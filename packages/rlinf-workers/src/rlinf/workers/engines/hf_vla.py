@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.workers.engines.layers import head_of_zeros
 from rlinf.workers.engines.torch_actor import TorchActor
 from rlinf.workers.errors import ConfigError
 from rlinf.workers.roles.policy import Evaluation
@@ -71,10 +72,7 @@ class HfVlaPolicy(nn.Module):
     def __init__(self, model: nn.Module, spec: HfVlaSpec, hidden_size: int) -> None:
         super().__init__()
         self.model, self.spec = model, spec
-        parameter = next(model.parameters())
-        self.value_head = nn.Linear(hidden_size, 1, dtype=parameter.dtype)
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
+        self.value_head = head_of_zeros(hidden_size, next(model.parameters()))
 
     @property
     def size(self) -> int:

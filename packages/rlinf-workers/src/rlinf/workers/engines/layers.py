@@ -1,15 +1,27 @@
-"""The stack of layers of a causal LM: which of them learn, which are computed again."""
+"""Layers of a causal LM: which of them learn, which are computed again, and a head of its own."""
 
 import functools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlinf.workers.engines.backbone import Backbone, TransformersBackbone
 from rlinf.workers.errors import ConfigError
 
-__all__ = ["layers_of", "recompute_layers", "select_trainable"]
+__all__ = ["head_of_zeros", "layers_of", "recompute_layers", "select_trainable"]
+
+
+def head_of_zeros(inputs: int, like: Tensor) -> nn.Linear:
+    """A layer from hidden states to one number, which is 0 at first; of the dtype of `like`.
+
+    It draws from no random generator: another thread may be drawing.
+    """
+    kind = {"device": like.device, "dtype": like.dtype}
+    head: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, 1, **kind)  # type: ignore[no-untyped-call]
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    return head
 
 
 def layers_of(model: nn.Module) -> list[Any]:

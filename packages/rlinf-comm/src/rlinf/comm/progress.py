@@ -263,10 +263,14 @@ class Loop:
             self._resting = True
         self.poller.rest(seconds)
         with self._mutex:
+            if self._closed:  # another thread may have given the descriptors back already
+                self._resting = False
+                return False
+            self.poller.hush()
             if not self._resting:
                 return False
             self._resting = self._asleep = False
-        return not self._closed
+        return True
 
     def _run(self, action: Callable[[], None]) -> None:
         try:
